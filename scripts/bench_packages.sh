@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Brings the servers that `strata bench coordinator` compares with and that are not on PyPI: etcd and Redis (Debian).
-# Only their programs are used: a benchmark starts its own, on free ports of loopback. Where installing a package starts
-# it as a service, that one is not ours: stop it, for it takes a part of the machine.
-# Does nothing, quickly, when both are there. What cannot be had is absent from the benchmark, which says so.
+# Installs etcd and Redis (Debian), the servers that `strata bench coordinator` compares with and that are not on PyPI.
+# A benchmark starts its own servers on free loopback ports. If the package starts a service, stop it: it takes CPU time
+# from the benchmark.
+# Exits at once if both are installed. A missing server is left out of the benchmark, which reports it.
 set -euo pipefail
 
 missing=()
@@ -20,8 +20,8 @@ as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
 
-command -v apt-get > /dev/null || give_up "${missing[*]} missing, and this is no Debian; install by hand"
+command -v apt-get > /dev/null || give_up "${missing[*]} missing, and apt-get is not available; install them by hand"
 echo "bench packages: apt-get install ${missing[*]}"
 { as_root apt-get -qq update &&
   as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" > /dev/null; } ||
-  give_up "cannot install them (not root and no sudo without a password, or no network); run: sudo apt-get install ${missing[*]}"
+  give_up "cannot install them (no root, no sudo without a password, or no network); run: sudo apt-get install ${missing[*]}"

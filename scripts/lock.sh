@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Writes requirements/*.txt: the exact versions that the tests, the demo and the comparisons run on.
-# pip resolves; nothing is installed. Versions that stand in the files are kept; `scripts/lock.sh --upgrade` forgets them.
+# Writes requirements/*.txt: the exact versions for the tests, the demo and the benchmarks of peers.
+# pip resolves them and installs nothing. Versions in the files are kept; `scripts/lock.sh --upgrade` takes the newest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-torch=torch==2.13.0 # written out: an open range would bring the newest, with gigabytes of CUDA packages
+torch=torch==2.13.0 # exact: an open range would select the newest, with gigabytes of CUDA packages
 backend=(hatchling editables) # what an editable install without build isolation needs
 dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,ray,functions,dev]')
 demo=("$torch" "${backend[@]}" '.[torch,data]')
 peers=("$torch" datasets grpcio litdata numpy orbax-checkpoint protobuf psutil pyarrow safetensors
-  torch-dataloader-utils uhashring) # what our benchmarks measure us against
+  torch-dataloader-utils uhashring) # the peers of the benchmarks
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/venv"
 
-# resolve NAME REQUIREMENT…: requirements/NAME.txt, constrained by $work/NAME.constraints
+# resolve NAME REQUIREMENT…: writes requirements/NAME.txt, constrained by $work/NAME.constraints
 resolve() {
   local name=$1
   shift
@@ -39,6 +39,6 @@ for name in dev peers; do
   if [ "${1:-}" != --upgrade ] && [ -f "requirements/$name.txt" ]; then cp "requirements/$name.txt" "$work/$name.constraints"; fi
 done
 resolve dev "${dev[@]}"
-cp requirements/dev.txt "$work/demo.constraints" # demo is a part of dev, version for version
+cp requirements/dev.txt "$work/demo.constraints" # demo has the same versions as dev
 resolve demo "${demo[@]}"
 resolve peers "${peers[@]}"

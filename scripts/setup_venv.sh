@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds a virtual environment from a lock file; does nothing, quickly, when it already is what the lock says.
-#   scripts/setup_venv.sh demo    .venv with `strata`, torch and pyarrow          (make demo)
-#   scripts/setup_venv.sh dev     .venv with all that the tests use               (make setup); contains demo
-#   scripts/setup_venv.sh peers   .venv-peers with the systems we compare against (make bench-setup)
-# PYTHON names the interpreter to build with; otherwise the first one that is new enough. VENV names another directory.
+# Creates a virtual environment from a lock file; exits at once if it already matches the lock.
+#   scripts/setup_venv.sh demo    .venv with `strata`, torch and pyarrow     (make demo)
+#   scripts/setup_venv.sh dev     .venv with everything that the tests use   (make setup); includes demo
+#   scripts/setup_venv.sh peers   .venv-peers with the peers of benchmarks   (make bench-setup)
+# PYTHON names the interpreter; the default is the first one that is new enough. VENV names another directory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> 
 
 find_python() {
   if [ -n "${PYTHON:-}" ]; then
-    is_new_enough "$PYTHON" || die "PYTHON=$PYTHON does not run, or is older than Python 3.11"
+    is_new_enough "$PYTHON" || die "PYTHON=$PYTHON does not run or is older than Python 3.11; set another one"
     echo "$PYTHON"
     return
   fi
@@ -33,7 +33,7 @@ find_python() {
   die "no Python 3.11 or newer on PATH; install one (Debian: apt-get install python3 python3-venv), or set PYTHON"
 }
 
-# Everything an environment depends on, the place included: its scripts hold absolute paths.
+# Everything that an environment depends on, including its path: its scripts contain absolute paths.
 fingerprint() {
   cat "requirements/$1.txt" pyproject.toml src/strata/_version.py scripts/setup_venv.sh - <<< "$minor $PWD" | sha256sum
 }
@@ -43,7 +43,7 @@ is_current() {
     "$venv/bin/python" -I scripts/missing_pins.py "requirements/$1.txt" "$venv" > /dev/null 2>&1
 }
 
-# An environment that was moved, was made by another Python or lost its pip cannot be mended, only made anew.
+# An environment that was moved, belongs to another Python or has lost its pip must be created again.
 is_usable() {
   [ "$("$venv/bin/python" -I -c "$print_minor" 2> /dev/null)" = "$minor" ] &&
     grep -qsF "$PWD/$venv/bin/" "$venv/bin/pip" && [ -d "$venv/lib/python$minor/site-packages/pip" ]
@@ -57,20 +57,20 @@ if is_current "$stage" || { [ "$stage" = demo ] && is_current dev; }; then exit 
 
 mkdir -p .build
 exec 9> ".build/setup$venv.lock"
-flock --timeout 1800 9 || die "another setup has been running for half an hour; see .build/setup$venv.lock"
-if is_current "$stage"; then exit 0; fi # the other one did it
+flock --timeout 1800 9 || die "another setup has held .build/setup$venv.lock for 30 minutes; end it and try again"
+if is_current "$stage"; then exit 0; fi # the other setup has created it
 
 if ! is_usable; then
   "$python" -c 'import ensurepip, venv' 2> /dev/null ||
     die "$python has no venv module; install it (Debian: apt-get install python3-venv)"
-  echo "setup: making $venv with Python $minor"
+  echo "setup: creating $venv with Python $minor"
   "$python" -m venv --clear "$venv"
 fi
-rm -f "$venv/.strata-$stage" # half an installation must not look like a whole one
+rm -f "$venv/.strata-$stage" # an incomplete installation must not look complete
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input -qq "$@"; }
 
-# --no-deps everywhere: the lock is complete, and pip must not start to choose versions by itself.
+# --no-deps everywhere: the lock is complete, and pip must not choose versions.
 torch=$(grep '^torch==' "$lock" || true)
 if [ -n "$torch" ]; then
   echo "setup: $torch"
@@ -79,12 +79,12 @@ fi
 echo "setup: $(grep -c == "$lock") packages from $lock"
 pip install --no-deps -r "$lock"
 if ! "$venv/bin/python" -I scripts/missing_pins.py "$lock" "$venv" > /dev/null; then
-  # pip trusts what is recorded as installed; a damaged record needs force.
+  # pip trusts its records of installed packages; a damaged record needs --force-reinstall.
   pip install --no-deps --force-reinstall $("$venv/bin/python" -I scripts/missing_pins.py "$lock" "$venv" || true)
 fi
 [ "$stage" = peers ] || pip install --no-deps --no-build-isolation --editable .
-pip check || die "$lock does not fit together. If it is torch that misses nvidia packages, pip found the CUDA build: \
-point pip at the CPU build (CONTRIBUTING.md). Otherwise run 'make lock'"
+pip check || die "the versions in $lock conflict. If torch lacks nvidia packages, pip found the CUDA build: configure pip \
+for the CPU build (CONTRIBUTING.md). Otherwise run 'make lock'"
 
 fingerprint "$stage" > "$venv/.strata-$stage"
 echo "setup: $venv is ready ($stage)"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Brings what the tests need from outside PyPI: PostgreSQL's server, iproute2 and Node.js (Debian), and the latter's gRPC
-# client (npm, pinned in package-lock.json).
-# Does nothing, quickly, when all is there. What cannot be had makes tests skip and say so; under CI=true it is a failure.
+# Installs what the tests need from outside PyPI: PostgreSQL, iproute2 and Node.js (Debian), and a gRPC client for Node.js
+# (npm, pinned in package-lock.json).
+# Exits at once if everything is installed. Tests skip if something cannot be installed; with CI=true this script fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 node_dir=tests/integration/node
@@ -9,7 +9,7 @@ node_dir=tests/integration/node
 give_up() {
   echo "system packages: $*" >&2
   if [ "${CI:-}" = true ]; then exit 1; fi
-  echo "system packages: the tests that need PostgreSQL, a network of their own or Node.js may skip" >&2
+  echo "system packages: tests that need PostgreSQL, network namespaces or Node.js may be skipped" >&2
   exit 0
 }
 
@@ -18,15 +18,15 @@ as_root() {
 }
 
 install_debian() {
-  command -v apt-get > /dev/null || give_up "$* missing, and this is no Debian; install them by hand"
+  command -v apt-get > /dev/null || give_up "$* missing, and apt-get is not available; install them by hand"
   echo "system packages: apt-get install $*"
   { as_root apt-get -qq update && as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y "$@" > /dev/null; } ||
-    give_up "cannot install $* (not root and no sudo without a password, or no network); run: sudo apt-get install $*"
+    give_up "cannot install $* (no root, no sudo without a password, or no network); run: sudo apt-get install $*"
 }
 
 has() { command -v "$1" > /dev/null; }
 
-# Of Debian's postgresql only the programs are used: each test session makes a cluster of its own.
+# Only the programs of the postgresql package are used: each test session creates its own cluster.
 if ! compgen -G '/usr/lib/postgresql/*/bin/initdb' > /dev/null; then
   install_debian postgresql
 fi

@@ -1,6 +1,6 @@
-"""Strata: a runtime for distributed training.
+"""Strata: distributed PyTorch and JAX training that survives failures.
 
-Importing this package binds names and does nothing else; what stands behind a name is loaded when it is first used.
+Importing this package binds names and does nothing else; a module is imported when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HOMES = {
     "init": "strata.train",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - they are strings
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 (the keys are strings)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints at a small size: its contenders measure, agree with themselves and leave nothing."""
+"""The checkpoint benchmark at a small size: its contenders measure, verify their results and leave nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 
 def figures(module: str, cwd: Path, **environment: str) -> dict[str, float]:
-    """What a contender measures, in a directory where it leaves nothing."""
+    """Return the figures of a contender and check that it leaves nothing in its directory."""
     ended = run(f"strata.bench.contenders.{module}", "--quick", cwd=cwd, **environment)
     assert ended.returncode == 0, ended.stderr
     assert not list(cwd.iterdir())
@@ -45,7 +45,7 @@ def figures(module: str, cwd: Path, **environment: str) -> dict[str, float]:
     return found
 
 
-def test_a_delta_of_one_percent_is_measured_beside_full_saves(tmp_path: Path) -> None:
+def test_an_incremental_save_of_one_percent_is_compared_with_full_saves(tmp_path: Path) -> None:
     found = figures("checkpoint_incremental", tmp_path, STRATA_BENCH_GIB="0.008")
     assert 0.01 <= found["incremental_bytes_fraction"] <= 0.05
     assert all(value > 0 for value in found.values())
@@ -53,11 +53,11 @@ def test_a_delta_of_one_percent_is_measured_beside_full_saves(tmp_path: Path) ->
         assert found[f"incremental_{kind}stall_ms"] < found[f"incremental_{kind}ms"]
 
 
-def test_a_delta_that_was_saved_in_full_is_not_counted(tmp_path: Path) -> None:
+def test_an_incremental_save_that_became_full_is_refused(tmp_path: Path) -> None:
     table = Table(64 * 256, 64)
     with CheckpointManager(str(tmp_path), saver="thread") as manager:
         saves = Saves(manager, table)
-        with pytest.raises(StrataError, match=r"to be INCREMENTAL and is .*first save"):
+        with pytest.raises(StrataError, match=r"expected a save of type INCREMENTAL, got .*first save"):
             saves.save("INCREMENTAL")
         saves.save("FULL")
         table.change(100)
@@ -65,7 +65,7 @@ def test_a_delta_that_was_saved_in_full_is_not_counted(tmp_path: Path) -> None:
             saves.save("INCREMENTAL")
 
 
-def test_saves_and_loads_are_measured_with_sizes_and_shapes_of_choice(tmp_path: Path) -> None:
+def test_saves_and_loads_are_measured_with_the_given_sizes(tmp_path: Path) -> None:
     found = figures(
         "checkpoint_strata",
         tmp_path,
@@ -79,10 +79,10 @@ def test_saves_and_loads_are_measured_with_sizes_and_shapes_of_choice(tmp_path: 
 
 
 @pytest.mark.timeout(120)
-def test_s3_is_measured_beside_bare_obstore_and_its_server_is_gone_afterwards(
+def test_s3_is_compared_with_plain_obstore_and_its_server_ends(
     s3: S3Server, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The fixture is here to skip where there is no server; the contender has its own."""
+    """The fixture skips the test without a server; the contender starts its own."""
     temporary = tmp_path_factory.mktemp("temporary")
     found = figures("checkpoint_s3", tmp_path, STRATA_BENCH_S3_MIB="16", TMPDIR=str(temporary))
     assert not list(temporary.iterdir())
@@ -95,7 +95,7 @@ def test_s3_is_measured_beside_bare_obstore_and_its_server_is_gone_afterwards(
     assert not [cwd for cwd in running if cwd.startswith(str(tmp_path))]
 
 
-def test_the_room_of_removed_objects_goes_back_to_the_disk(s3: S3Server) -> None:
+def test_vacuum_frees_the_disk_space_of_removed_objects(s3: S3Server) -> None:
     def is_given_back() -> bool:
         s3.vacuum()
         return sum(file.stat().st_size for file in (s3._directory / "data").rglob("*.dat")) < 8 * MIB
@@ -104,10 +104,10 @@ def test_the_room_of_removed_objects_goes_back_to_the_disk(s3: S3Server) -> None
     store.put_large("large", memoryview(os.urandom(16 * MIB)))
     store.delete(["large"])
     store.close()
-    until(is_given_back, "weed gives the room back")
+    until(is_given_back, "weed frees the disk space")
 
 
-def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(
+def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "weed"
@@ -116,7 +116,7 @@ def test_a_server_that_does_not_come_up_is_told_with_the_end_of_its_log(
     monkeypatch.setattr(weed, "START_S", 0.5)
     server = weed.WeedServer(broken, directory=tmp_path)
     try:
-        with pytest.raises(StrataError, match=r"takes no object after 0\.5 s(?s:.*)the disk is on holiday"):
+        with pytest.raises(StrataError, match=r"stored no object within 0\.5 s(?s:.*)the disk is on holiday"):
             server.start()
     finally:
         server.close()
@@ -134,11 +134,11 @@ def test_settings_on_the_command_line_reach_the_contenders(tmp_path: Path) -> No
     ("flags", "words"),
     [
         (["checkpoint", "--set", "gigs=1"], "no setting 'gigs'"),
-        (["checkpoint", "--set", "gib=much"], "a number of at least"),
-        (["--all", "--set", "gib=1"], "for one benchmark"),
+        (["checkpoint", "--set", "gib=much"], "use a number, at least"),
+        (["--all", "--set", "gib=1"], "to one benchmark"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_with_what_can(flags: list[str], words: str, tmp_path: Path) -> None:
+def test_an_invalid_setting_is_refused_with_the_valid_values(flags: list[str], words: str, tmp_path: Path) -> None:
     ended = run("strata.cli", "bench", *flags, cwd=tmp_path, NO_COLOR="1", COLUMNS="400")
     assert ended.returncode == 2
     assert words in ended.stderr

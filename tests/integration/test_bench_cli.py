@@ -1,4 +1,4 @@
-"""The benchmarks run from the command line and keep the shape that programs read."""
+"""The benchmarks run from the command line and print the JSON that programs read."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from strata.bench.contenders import barrier_rounds
 
 DEADLINE_S = 220
-"""For programs of a quarter of a minute, which start a dozen others."""
+"""Enough for programs that take 15 s and start a dozen processes."""
 pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
 KEYS = {
     "shards": {"assign_10k_ms", "shard_max_over_mean", "shard_moved_over_minimum"},
@@ -24,11 +24,11 @@ CONTENDERS = {
     "coordinator": ["--only", "strata", "--only", "grpc.aio echo"],
     "recovery": ["--only", "strata"],
 }
-"""The others take too long for a test of the shape."""
+"""The other contenders take too long for a test of the format."""
 
 
 @pytest.mark.parametrize("name", sorted(KEYS))
-def test_what_a_benchmark_prints_for_programs_is_one_object_of_measured_figures(name: str) -> None:
+def test_a_benchmark_prints_one_json_object_of_measured_figures(name: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "strata.cli", "bench", name, "--quick", "--rounds", "1", "--json", *CONTENDERS[name]],
         capture_output=True,
@@ -47,8 +47,8 @@ def test_what_a_benchmark_prints_for_programs_is_one_object_of_measured_figures(
     assert found["versions"]["strata"]
 
 
-def test_shards_stay_within_their_bounds_in_the_benchmark_too() -> None:
-    """What is a bound and not a speed is asserted, not only printed."""
+def test_shards_stay_within_their_bounds_in_the_benchmark() -> None:
+    """Bounds are asserted, not only printed."""
     ended = subprocess.run(
         [sys.executable, "-m", "strata.bench.contenders.shards_strata", "--quick"],
         capture_output=True,
@@ -62,7 +62,7 @@ def test_shards_stay_within_their_bounds_in_the_benchmark_too() -> None:
     assert figures["shard_moved_over_minimum"] <= 1.2
 
 
-def test_a_contender_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_an_unknown_contender_is_refused_with_the_known_ones() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "strata.cli", "bench", "coordinator", "--only", "zookeeper"],
         capture_output=True,
@@ -76,7 +76,7 @@ def test_a_contender_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def quick(module: str, cwd: Path, **environment: str) -> dict[str, dict[str, float]]:
-    """What a contender says, run in a directory of its own, where it leaves nothing behind."""
+    """Return the answer of a contender and check that it leaves nothing in its directory."""
     ended = subprocess.run(
         [sys.executable, "-m", f"strata.bench.contenders.{module}", "--quick"],
         capture_output=True,
@@ -107,7 +107,7 @@ def test_tls_and_a_token_are_measured_under_the_same_load(tmp_path: Path) -> Non
     assert all(value > 0 for value in figures.values())
 
 
-def test_workers_on_relays_meet_at_barriers_and_it_is_told_whose_time_that_took(tmp_path: Path) -> None:
+def test_barriers_on_relays_report_the_cpu_time_of_each_process(tmp_path: Path) -> None:
     """CPU is counted in hundredths of a second, so a short run may use none."""
     figures = quick("coordinator_barrier_1000", tmp_path)["figures"]
     assert figures.keys() == {
@@ -123,23 +123,23 @@ def test_workers_on_relays_meet_at_barriers_and_it_is_told_whose_time_that_took(
     assert 0 < figures["barrier_1000_without_relays_p50_ms"] <= figures["barrier_1000_without_relays_p99_ms"]
 
 
-def test_idle_workers_on_relays_stay_alive_and_only_the_coordinator_is_counted(tmp_path: Path) -> None:
+def test_idle_workers_on_relays_stay_alive_and_only_the_coordinator_is_measured(tmp_path: Path) -> None:
     assert quick("coordinator_idle_relayed", tmp_path)["figures"].keys() == {"idle_1000_relayed_cpu_fraction"}
 
 
-def test_a_long_look_at_idle_workers_tells_how_the_memory_grew(tmp_path: Path) -> None:
+def test_a_long_idle_run_reports_memory_growth(tmp_path: Path) -> None:
     figures = quick("coordinator_idle", tmp_path, STRATA_BENCH_IDLE_S="2")["figures"]
     grown_mb = figures["idle_1000_rss_mb"] - figures["idle_1000_rss_first_minute_mb"]
     assert figures["idle_1000_rss_growth_mb"] == pytest.approx(grown_mb)
 
 
-def test_a_usual_look_at_idle_workers_says_nothing_of_growth(tmp_path: Path) -> None:
+def test_a_short_idle_run_reports_no_memory_growth(tmp_path: Path) -> None:
     figures = quick("coordinator_idle", tmp_path, STRATA_BENCH_IDLE_S="")["figures"]
     assert figures.keys() == {"idle_1000_cpu_fraction", "idle_1000_rss_mb"}
 
 
 @pytest.mark.parametrize("peer", ["etcd", "redis"])
-def test_a_durable_peer_measures_and_is_gone_afterwards_or_is_named_as_absent(peer: str, tmp_path: Path) -> None:
+def test_a_durable_peer_measures_and_ends_or_is_absent(peer: str, tmp_path: Path) -> None:
     said = quick(f"coordinator_{peer}", tmp_path)
     if "not_installed" in said:
         pytest.skip(f"{peer} is missing; run scripts/bench_packages.sh")
@@ -149,12 +149,12 @@ def test_a_durable_peer_measures_and_is_gone_afterwards_or_is_named_as_absent(pe
 
 
 @pytest.mark.parametrize(("peer", "program"), [("etcd", "etcd"), ("redis", "redis-server")])
-def test_a_durable_peer_that_is_not_installed_is_absent_and_no_failure(peer: str, program: str, tmp_path: Path) -> None:
+def test_a_missing_durable_peer_is_absent_without_failure(peer: str, program: str, tmp_path: Path) -> None:
     assert quick(f"coordinator_{peer}", tmp_path, PATH="") == {"not_installed": program}
 
 
 def meet_in_processes(node: str) -> subprocess.CompletedProcess[str]:
-    """Barriers of 10 workers in 2 processes that have nothing of ours to import, as in the peers' environment."""
+    """Run barriers of 10 workers in 2 processes that cannot import Strata, as in the peers' environment."""
     program = f"""
 import sys, time
 sys.path.append({str(Path(barrier_rounds.__file__).parent)!r})
@@ -183,7 +183,7 @@ def test_a_wait_is_counted_from_the_last_arrival_in_any_process() -> None:
     assert waits_s == pytest.approx([1.0] * 30)
 
 
-def test_a_process_that_dies_ends_the_measurement_with_its_last_words() -> None:
+def test_a_process_that_dies_ends_the_measurement_with_its_last_output() -> None:
     ended = meet_in_processes("raise KeyError('lost')")
     assert ended.returncode != 0
     assert "KeyError: 'lost'" in ended.stderr

@@ -1,4 +1,4 @@
-"""The benchmark of structured data at a small size: its contenders measure, and refuse what is not exact."""
+"""The data benchmark at a small size: its contenders measure and refuse results that are not exact."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ ASKED_FOR = {
     *("plan_10k_files_s", "plan_10k_files_cached_s", "resume_s", "peak_pss_mb", "projection_over_ceiling"),
     *("growth_rows_per_s_ratio", "vs_best_peer"),
 }
-"""What programs read."""
+"""Keys of the figures that programs read."""
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the files are, made by whoever needs them first."""
+    """The directory of the generated files; the first test that needs a dataset generates it."""
     return tmp_path_factory.mktemp("bench-data")
 
 
 @pytest.fixture
 def small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For contenders that run in this process."""
+    """Set small sizes for contenders that run in this process."""
     sizes = {"STRATA_BENCH_ROWS": ROWS, "STRATA_BENCH_FILES": 30, "STRATA_BENCH_BATCH_SIZE": 1_000}
     for name, value in {**sizes, "STRATA_BENCH_DATA_DIR": place, "STRATA_CACHE_DIR": place / "cache"}.items():
         monkeypatch.setenv(name, str(value))
 
 
 @pytest.mark.usefixtures("small")
-def test_ours_is_measured_beside_the_ceiling(place: Path) -> None:
+def test_strata_is_compared_with_the_decoder_limit(place: Path) -> None:
     command = ["bench", "data", "--quick", "--json", "--only", "ceiling", "--only", "strata", "--set", f"rows={ROWS}"]
     ended = subprocess.run(
         [sys.executable, "-m", "strata.cli", *command], capture_output=True, text=True, timeout=55, check=False
@@ -60,7 +60,7 @@ def test_ours_is_measured_beside_the_ceiling(place: Path) -> None:
     assert found.keys() >= {*ratios, "rows_per_s", "peak_pss_mb"}
     assert all(value > 0 for key, value in found.items() if key != "pss_over_allowed")
     assert found["over_decode_ceiling"] == pytest.approx(found["rows_per_s"] / found["ceiling_rows_per_s"])
-    assert not list(place.glob(".*")), "what was half made is gone"
+    assert not list(place.glob(".*")), "no incomplete dataset is left"
 
 
 @pytest.mark.usefixtures("small")
@@ -85,11 +85,11 @@ def test_growth_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert found["growth_large_peak_pss_mb"] > 1
 
 
-def test_the_benchmark_has_every_figure_that_was_asked_for() -> None:
+def test_the_benchmark_has_every_required_figure() -> None:
     assert {figure.key for figure in bench.get("data").figures} >= ASKED_FOR
 
 
-def test_peers_count_at_their_best_and_the_best_of_them_alone() -> None:
+def test_peers_count_in_their_best_configuration_and_the_best_peer_is_chosen() -> None:
     measured = {"rows_per_s": 600.0, "tdu_rows_per_s": 100.0, "hf_rows_per_s": 50.0, "litdata_rows_per_s": 10.0}
     torch_rows = {"torch_inline_rows_per_s": 300.0, "torch_2_workers_rows_per_s": 200.0, "torch_rows_per_s": 300.0}
     (found,) = quotients(bench.get("data").figures, [Sample("all", 0, measured | torch_rows)])
@@ -106,7 +106,7 @@ def test_peers_count_at_their_best_and_the_best_of_them_alone() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_resume_is_measured_without_anything_being_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_is_measured_with_a_cold_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     remembered = []
 
     def measured(*_: object, **__: object) -> float:
@@ -120,10 +120,10 @@ def test_a_resume_is_measured_without_anything_being_remembered(monkeypatch: pyt
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("contender", [data_ceiling, data_strata])
-def test_a_row_that_came_twice_instead_of_another_fails_a_contender(
+def test_a_repeated_row_fails_a_contender(
     contender: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The number of rows is right, and so is everything but one id."""
+    """The number of rows is right; only one id is wrong."""
     whole = data_files.table(ROWS)
     monkeypatch.setenv(data_files.DIRECTORY_VARIABLE, str(tmp_path))
     for number, path in enumerate(whole.paths):
@@ -154,7 +154,7 @@ def batch_of(ids: list[int]) -> dict[str, torch.Tensor]:
         ([[4, 4], [4]], False),  # as many rows and the same sum
     ],
 )
-def test_only_each_row_once_is_exact(batches: list[list[int]], is_exact: bool) -> None:
+def test_the_checksum_accepts_only_every_row_once(batches: list[list[int]], is_exact: bool) -> None:
     consumer = Consumer(2)
     for ids in batches:
         consumer.touch(batch_of(ids))
@@ -173,18 +173,18 @@ def test_only_each_row_once_is_exact(batches: list[list[int]], is_exact: bool) -
         ({"other": torch.zeros(3)}, "3 columns, not 2"),
     ],
 )
-def test_a_batch_that_a_training_could_not_use_is_refused(changed: dict[str, torch.Tensor], words: str) -> None:
+def test_a_batch_that_training_could_not_use_is_refused(changed: dict[str, torch.Tensor], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Consumer(2).touch(batch_of([1, 2, 3]) | changed)
 
 
-def test_what_must_be_found_is_arithmetic() -> None:
+def test_the_expected_checksum_is_computed_without_the_files() -> None:
     assert checksum_of(range(3, 6)) == Checksum(3, 12, 50)
     ids = range(10**7, 10**7 + 10**5)
     assert checksum_of(ids).id_squares == sum(i * i for i in ids) % 2**64
 
 
-def test_a_dataset_is_made_once_and_only_whole_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_generated_once_and_never_left_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(data_files.DIRECTORY_VARIABLE, str(tmp_path))
     made = data_files.table(100)
     before = [path.stat().st_mtime_ns for path in made.paths]

@@ -1,4 +1,4 @@
-"""The benchmark of overhead measures both loops, which train alike, and both starts."""
+"""The overhead benchmark measures equal training loops with and without Strata, and the start of both launchers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = {
 
 @pytest.mark.parametrize("contender", sorted(KEYS))
 @pytest.mark.timeout(120)
-def test_the_benchmark_gives_its_figures(contender: str) -> None:
+def test_the_benchmark_reports_its_figures(contender: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "strata.cli", "bench", "overhead", "--quick", "--json", "--only", contender],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Benchmarks with real processes: tiny contenders that answer, are missing, fail, hang, or leave something behind."""
+"""Benchmarks with real processes: tiny contenders that answer, are missing, fail, hang or leave processes behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIGURES = (Figure(key="one_ms", title="one", unit="ms"), Figure(key="two_ms", ti
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory whose modules contenders can be; no peers' environment unless a test makes one."""
+    """A directory for modules of contenders; there is no peers' environment unless a test creates one."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(PEERS_VENV_VARIABLE, str(tmp_path / "no-peers"))
@@ -35,7 +35,7 @@ def benchmark(*contenders: Contender) -> Benchmark:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; one that waits for its parent to notice has."""
+    """Return whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -62,19 +62,19 @@ def test_two_contenders_take_turns_in_fresh_processes(modules: Path) -> None:
     assert not outcome.failures
 
 
-def test_a_contender_that_fails_is_reported_with_its_last_words_and_the_others_go_on(modules: Path) -> None:
+def test_a_failed_contender_is_reported_with_its_last_output_and_the_others_continue(modules: Path) -> None:
     (modules / "tiny_bad.py").write_text("import sys\nprint('x' * 10, file=sys.stderr)\nraise KeyError('lost')\n")
     (modules / "tiny_good.py").write_text('print(\'{"figures": {"one_ms": 1}}\')\n')
     bad, good = (Contender(name=name, module=f"tiny_{name}") for name in ("bad", "good"))
     outcome = run_with_progress(benchmark(bad, good))
     (failure,) = outcome.failures
     assert failure.contender == "bad"
-    assert failure.reason == "ended with exit code 1"
+    assert failure.reason == "failed with exit code 1"
     assert failure.stderr_tail.endswith("KeyError: 'lost'")
     assert len(outcome.samples) == 3
 
 
-def test_a_contender_that_prints_no_figures_fails_with_what_it_said(modules: Path) -> None:
+def test_a_contender_without_figures_fails_with_its_last_output(modules: Path) -> None:
     (modules / "tiny_mute.py").write_text("import sys\nprint('sorry', file=sys.stderr)\n")
     outcome = run_benchmark(benchmark(Contender(name="mute", module="tiny_mute")))
     assert "printed nothing" in outcome.failures[0].reason
@@ -90,7 +90,7 @@ with pathlib.Path(sys.argv[0]).with_suffix(".pids").open("a") as pids:
     subprocess.run([sys.executable, "-c", parent], stdout=pids)
 time.sleep(600)
 """
-"""Starts a process that leaves its session and its parent, as those of torchrun and Ray do, and hangs."""
+"""Starts a process that leaves its session and its parent, like those of torchrun and Ray, and hangs."""
 
 
 RUNS_HANG = """
@@ -106,25 +106,25 @@ def pids_in(path: Path, number: int) -> list[int]:
     return [int(line) for line in path.read_text().splitlines()]
 
 
-def test_a_contender_that_hangs_is_counted_as_lost_and_the_benchmark_goes_on(modules: Path) -> None:
+def test_a_hung_contender_counts_as_lost_and_the_benchmark_continues(modules: Path) -> None:
     (modules / "tiny_hang.py").write_text(LEAVES_ONE)
     (modules / "tiny_good.py").write_text('print(\'{"figures": {"one_ms": 1}}\')\n')
     hang = Contender(name="hang", module="tiny_hang", timeout_s=4.0, usual_s=1.0)
     outcome = run_benchmark(benchmark(hang, Contender(name="good", module="tiny_good")))
     assert [(each.round, each.reason) for each in outcome.failures] == [
-        (number, "lost: did not finish within 4 s and was killed") for number in range(MAX_LOST)
+        (number, "lost: killed after its deadline of 4 s") for number in range(MAX_LOST)
     ]
     assert [sample.contender for sample in outcome.samples] == ["good"] * 3
     assert all(map(gone, pids_in(modules / "tiny_hang.pids", 2 * MAX_LOST)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_benchmark_that_is_stopped_takes_its_contenders_with_it(modules: Path, number: signal.Signals) -> None:
+def test_a_stopped_benchmark_kills_its_contenders(modules: Path, number: signal.Signals) -> None:
     (modules / "tiny_hang.py").write_text(LEAVES_ONE)
     (modules / "tiny_driver.py").write_text(
         "import signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # whatever this test was started by: nohup ignores it
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # even if this test runs under nohup, which ignores it
         f"{RUNS_HANG}"
     )
     with (
@@ -135,15 +135,15 @@ def test_a_benchmark_that_is_stopped_takes_its_contenders_with_it(modules: Path,
             started = pids_in(modules / "tiny_hang.pids", 2)
             driver.send_signal(number)
             said = driver.communicate(timeout=30)[1]
-            left = [pid for pid in started if not gone(pid)]  # before this test itself kills them
+            left = [pid for pid in started if not gone(pid)]  # before this test kills them
         finally:
             driver.kill()
     assert driver.returncode == (-number if number == signal.SIGINT else 128 + number), said
-    assert said.startswith("tiny: 5 rounds of 1 contender, about 2 min; every contender has a deadline")
+    assert said.startswith("tiny: 5 rounds of 1 contender, about 2 min, at most")
     assert not left
 
 
-def test_under_nohup_a_benchmark_outlives_its_terminal(modules: Path) -> None:
+def test_a_benchmark_under_nohup_outlives_its_terminal(modules: Path) -> None:
     (modules / "tiny_hang.py").write_text(LEAVES_ONE)
     (modules / "tiny_driver.py").write_text(f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n{RUNS_HANG}")
     with killed_with_descendants(), subprocess.Popen([sys.executable, "-m", "tiny_driver"]) as driver:
@@ -156,7 +156,7 @@ def test_under_nohup_a_benchmark_outlives_its_terminal(modules: Path) -> None:
             driver.kill()
 
 
-def test_a_peers_job_that_does_not_come_back_is_counted_and_nothing_of_it_stays(
+def test_a_peers_job_that_does_not_recover_is_counted_and_its_processes_end(
     modules: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (modules / "tiny_job.py").write_text(LEAVES_ONE)
@@ -167,13 +167,13 @@ def test_a_peers_job_that_does_not_come_back_is_counted_and_nothing_of_it_stays(
     assert all(map(gone, pids_in(modules / "tiny_job.pids", 2 * recovery_torchrun.MAX_JOBS)))
 
 
-def test_a_contender_that_is_killed_says_by_which_signal(modules: Path) -> None:
+def test_a_killed_contender_is_reported_with_the_signal(modules: Path) -> None:
     (modules / "tiny_dies.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
     outcome = run_benchmark(benchmark(Contender(name="dies", module="tiny_dies")))
-    assert outcome.failures[0].reason == "was killed by SIGTERM"
+    assert outcome.failures[0].reason == "killed by SIGTERM"
 
 
-def test_quick_is_told_to_the_contender(modules: Path) -> None:
+def test_quick_is_passed_to_the_contender(modules: Path) -> None:
     (modules / "tiny_quick.py").write_text(
         "import json, sys\nprint(json.dumps({'figures': {'one_ms': float('--quick' in sys.argv)}}))\n"
     )
@@ -182,7 +182,7 @@ def test_quick_is_told_to_the_contender(modules: Path) -> None:
     assert run_benchmark(benchmark(quick), rounds=1).samples[0].figures == {"one_ms": 0.0}
 
 
-def test_the_environment_of_a_benchmark_is_its_contenders(modules: Path) -> None:
+def test_contenders_have_the_environment_of_the_benchmark(modules: Path) -> None:
     (modules / "tiny_size.py").write_text(
         "import json, os\nprint(json.dumps({'figures': {'one_ms': float(os.environ['STRATA_TEST_SIZE'])}}))\n"
     )
@@ -191,15 +191,13 @@ def test_the_environment_of_a_benchmark_is_its_contenders(modules: Path) -> None
     assert "STRATA_TEST_SIZE" not in os.environ
 
 
-def test_without_their_environment_peers_are_absent_and_nothing_fails(modules: Path) -> None:
+def test_without_their_environment_peers_are_absent_without_failure(modules: Path) -> None:
     outcome = run_benchmark(benchmark(Contender(name="peer", module="tiny_peer", venv="peers")))
-    assert outcome.absent[0].note == "the peers' environment is not there; make it with `make bench-setup`"
+    assert outcome.absent[0].note == "the peers' environment does not exist; run `make bench-setup`"
     assert not outcome.failures
 
 
-def test_a_peer_runs_in_the_peers_environment_and_may_be_missing_there(
-    modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_runs_in_the_peers_environment_or_is_absent(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = modules / "peers" / "bin" / "python"
     interpreter.parent.mkdir(parents=True)
     interpreter.write_text(f'#!/bin/sh\nSTRATA_TEST_PEERS=1 exec "{sys.executable}" "$@"\n')
@@ -213,5 +211,5 @@ def test_a_peer_runs_in_the_peers_environment_and_may_be_missing_there(
     uhashring = Contender(name="uhashring", module="strata.bench.contenders.shards_uhashring", venv="peers")
     outcome = run_benchmark(benchmark(there, uhashring), rounds=1, quick=True)
     assert outcome.samples[0].figures == {"two_ms": 1.0}
-    assert outcome.absent[0].note == "uhashring is not installed; get it with `make bench-setup`"
+    assert outcome.absent[0].note == "uhashring is not installed; run `make bench-setup`"
     assert os.environ.get("STRATA_TEST_PEERS") is None

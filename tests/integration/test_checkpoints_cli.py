@@ -1,4 +1,4 @@
-"""`strata checkpoints`, on real directories, as a person or a script meets it."""
+"""`strata checkpoints` on real directories."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Done:
 
 
 def checkpoints(*args: str | Path, answer: str = "") -> Done:
-    """What `strata checkpoints` does, in this process: torch is not imported again and again."""
+    """Run `strata checkpoints` in this process, so that torch is imported only once."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -64,7 +64,7 @@ def as_json(*args: str | Path) -> Any:
 
 
 def manager_of(place: Path) -> CheckpointManager:
-    """Without a process of its own, which takes a second to start, and without statistics that follow when they may."""
+    """Return a manager without a saver process, which takes a second to start, and without background statistics."""
     return CheckpointManager(str(place), saver="thread", statistics=False)
 
 
@@ -78,7 +78,7 @@ def state_of(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """With checkpoints of steps 1 and 2."""
+    """A directory with checkpoints of steps 1 and 2."""
     with manager_of(tmp_path / "checkpoints") as manager:
         for step in (1, 2):
             manager.save(state_of(step), step=step, epoch=step * 10, metadata={"loss": 0.5 / step}).wait()
@@ -91,7 +91,7 @@ def directory_of(place: Path, step: int) -> Path:
 
 
 def spoil(place: Path, step: int) -> str:
-    """Flips a bit of the last tensor; gives the id."""
+    """Flip a bit of the last tensor and return the id."""
     directory = directory_of(place, step)
     path = directory / DATA
     data = bytearray(path.read_bytes())
@@ -106,10 +106,10 @@ def given_up(directory: Path, *, hours: float) -> None:
         os.utime(path, (at_s, at_s))
 
 
-# -- looking -------------------------------------------------------------------------------------------------------
+# -- ls, show ------------------------------------------------------------------------------------------------------
 
 
-def test_ls_lists_the_newest_last(place: Path) -> None:
+def test_ls_lists_the_newest_checkpoint_last(place: Path) -> None:
     listed = checkpoints("ls", place)
     heading, one, two = listed.stdout.splitlines()
 
@@ -120,7 +120,7 @@ def test_ls_lists_the_newest_last(place: Path) -> None:
     assert (listed.returncode, listed.stderr) == (0, "")
 
 
-def test_ls_and_show_tell_the_base_of_an_incremental_one_and_how_much_of_the_state_it_holds(place: Path) -> None:
+def test_ls_and_show_print_the_base_and_size_of_an_incremental_checkpoint(place: Path) -> None:
     base = m.decode((directory_of(place, 1) / m.FILE_NAME).read_bytes(), file="")
     files = tuple(m.msgspec.structs.replace(file, path=f"{base.id}/{file.path}") for file in base.files)
     for step, parent in ((7, base.id), (8, "gone")):
@@ -140,7 +140,7 @@ def test_ls_and_show_tell_the_base_of_an_incremental_one_and_how_much_of_the_sta
     assert f"base      {base.id}\nsize      300 B of 5.0 MiB in 1 file, 3 tensors\n" in told
 
 
-def test_ls_speaks_json(place: Path) -> None:
+def test_ls_prints_json(place: Path) -> None:
     listed = as_json("ls", place)
 
     assert [(c["step"], c["epoch"], c["num_tensors"]) for c in listed["checkpoints"]] == [(1, 10, 3), (2, 20, 3)]
@@ -148,19 +148,19 @@ def test_ls_speaks_json(place: Path) -> None:
     assert listed["passed_over"] == {}
 
 
-def test_ls_says_what_is_passed_over_and_why(place: Path) -> None:
+def test_ls_lists_skipped_checkpoints_with_the_reason(place: Path) -> None:
     directory = directory_of(place, 2)
     (directory / m.FILE_NAME).write_text("{")
     listed = checkpoints("ls", place)
 
-    assert f"passed over: {directory.name}: " in listed.stdout
+    assert f"skipped: {directory.name}: " in listed.stdout
     assert "is not a manifest" in listed.stdout
-    assert (listed.returncode, listed.stderr) == (0, ""), "told once, and not in the log as well"
+    assert (listed.returncode, listed.stderr) == (0, ""), "printed once, not also logged"
 
 
-def test_an_empty_place_is_told_and_is_an_error_only_where_one_is_needed(tmp_path: Path) -> None:
+def test_an_empty_directory_is_an_error_only_for_commands_that_need_a_checkpoint(tmp_path: Path) -> None:
     listed = checkpoints("ls", tmp_path)
-    assert (listed.returncode, listed.stdout) == (0, f"there is no checkpoint in {tmp_path}\n")
+    assert (listed.returncode, listed.stdout) == (0, f"no checkpoints in {tmp_path}\n")
     assert as_json("ls", tmp_path) == {"checkpoints": [], "passed_over": {}}
     for command in (
         ["show"],
@@ -171,19 +171,19 @@ def test_an_empty_place_is_told_and_is_an_error_only_where_one_is_needed(tmp_pat
     ):
         refused = checkpoints(command[0], tmp_path, *command[1:])
         assert (refused.returncode, refused.stdout) == (ExitCode.FAILED, "")
-        assert "there is no checkpoint" in refused.stderr
-    assert checkpoints("repair", tmp_path).stdout == "there is nothing to repair\n"
+        assert "no checkpoint" in refused.stderr
+    assert checkpoints("repair", tmp_path).stdout == "nothing to repair\n"
 
 
-def test_a_place_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for name, words in (
-        (tmp_path / "absent", f"there is no directory {tmp_path / 'absent'}"),
-        ("./absent", "there is no directory ./absent"),
-        ("absent", "there is no directory absent here, and no such run: 'absent'"),
-        ("file", "there is no directory file"),
+        (tmp_path / "absent", f"directory {tmp_path / 'absent'} does not exist"),
+        ("./absent", "directory ./absent does not exist"),
+        ("absent", "directory absent does not exist, and no such run: 'absent'"),
+        ("file", "directory file does not exist"),
     ):
         for command in (["ls"], ["ls", "--json"], ["show"], ["verify"], ["diff", "1", "2"], ["compact", "--step=1"]):
             refused = checkpoints(command[0], name, *command[1:])
@@ -191,7 +191,7 @@ def test_a_place_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pyte
             assert words in " ".join(refused.stderr.split())
 
 
-def test_a_run_is_a_place_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_run_locates_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     run = run_directory.create(
@@ -203,12 +203,12 @@ def test_a_run_is_a_place_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with manager_of(tmp_path / "far") as manager:
         manager.save({"w": np.ones(3)}, step=5).wait()
     assert [one["step"] for one in as_json("ls", "swift-otter")["checkpoints"]] == [5]
-    assert as_json("show", "swift")["step"] == 5, "the beginning of its name is enough"
+    assert as_json("show", "swift")["step"] == 5, "a prefix of its name is enough"
     (tmp_path / "swift-otter").mkdir()
-    assert as_json("ls", "swift-otter")["checkpoints"] == [], "a directory comes first"
+    assert as_json("ls", "swift-otter")["checkpoints"] == [], "a directory takes precedence"
 
 
-def test_show_tells_the_tensors_without_the_data(place: Path) -> None:
+def test_show_prints_the_tensors_without_reading_the_data(place: Path) -> None:
     (directory_of(place, 2) / DATA).unlink()
     told = checkpoints("show", place)
     rows = [line.split() for line in told.stdout.splitlines()]
@@ -224,7 +224,7 @@ def test_show_tells_the_tensors_without_the_data(place: Path) -> None:
     }
 
 
-def test_show_tells_the_statistics_that_are_stored_without_the_data(place: Path) -> None:
+def test_show_prints_stored_statistics_without_reading_the_data(place: Path) -> None:
     directory = directory_of(place, 2)
     with manager_of(place) as manager:
         manifest = catalog.Catalog(manager._store).find()
@@ -242,34 +242,34 @@ def test_show_tells_the_statistics_that_are_stored_without_the_data(place: Path)
     assert told["optimizer.m"]["norm"] == 0
 
 
-def test_show_says_that_there_are_no_statistics_and_computes_them_when_told(place: Path) -> None:
+def test_show_reports_missing_statistics_and_computes_them_on_request(place: Path) -> None:
     (directory_of(place, 2) / "statistics.json").unlink(missing_ok=True)
     told = checkpoints("show", place)
-    assert "no statistics are stored beside it; --statistics computes them by reading the data" in told.stdout
+    assert "no statistics stored; --statistics computes them from the data" in told.stdout
     assert [tensor["statistics"] for tensor in as_json("show", place)["tensors"]] == [None] * 3
     rows = [line.split() for line in checkpoints("show", place, "--statistics").stdout.splitlines()]
     assert ["model.w", "4×3", "F32", "48", "2", "2", "2", "6.9282", "0", "0", DATA] in rows
-    assert not (directory_of(place, 2) / "statistics.json").exists(), "looking changes nothing"
+    assert not (directory_of(place, 2) / "statistics.json").exists(), "show writes nothing"
     spoil(place, 2)
     assert checkpoints("show", place, "--statistics").returncode == ExitCode.STATE_DAMAGED
 
 
-def test_statistics_that_cannot_be_true_are_passed_over(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_statistics_are_ignored(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     (directory_of(place, 2) / "statistics.json").write_text('{"strata_statistics": 1, "checkpoint": "other"}')
     told = checkpoints("show", place)
 
-    assert (told.returncode, "no statistics are stored" in told.stdout) == (0, True)
+    assert (told.returncode, "no statistics stored" in told.stdout) == (0, True)
     assert "are passed over: statistics.json holds no statistics" in caplog.text
 
 
-def test_show_refuses_two_names_and_a_step_that_is_not_there(place: Path) -> None:
+def test_show_refuses_two_selections_and_a_missing_step(place: Path) -> None:
     assert checkpoints("show", place, "--step", "1", "--id", "x").returncode == ExitCode.USAGE
     refused = checkpoints("show", place, "--step", "7")
     assert refused.returncode == ExitCode.FAILED
     assert "the newest are of steps 1, 2" in refused.stderr
 
 
-def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path) -> None:
+def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     with manager_of(tmp_path) as manager:
         for step in (1, 2):
             manager.save({HOSTILE: np.full(2, step)}, step=step, metadata={HOSTILE: "[bold]\u202e"}).wait()
@@ -283,21 +283,21 @@ def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path) -> None:
     assert as_json("show", tmp_path)["tensors"][0]["name"] == HOSTILE
 
 
-# -- verifying -----------------------------------------------------------------------------------------------------
+# -- verify --------------------------------------------------------------------------------------------------------
 
 
-def test_verify_finds_a_flipped_bit_and_names_file_and_tensor(place: Path) -> None:
+def test_verify_finds_a_flipped_bit_and_names_the_file_and_the_tensor(place: Path) -> None:
     assert checkpoints("verify", place, "--all").returncode == 0
     spoiled = spoil(place, 2)
     found = checkpoints("verify", place)
 
     assert found.returncode == ExitCode.STATE_DAMAGED
     assert f"{spoiled} is damaged: tensor 'model.w' in {DATA}, bytes " in found.stdout
-    assert found.stderr == "", "no bar where there is no terminal"
+    assert found.stderr == "", "no progress bar without a terminal"
     assert checkpoints("verify", place, "--step", "1").returncode == 0
 
 
-def test_verify_all_goes_on_after_a_damaged_one(place: Path) -> None:
+def test_verify_all_continues_after_a_damaged_checkpoint(place: Path) -> None:
     damaged, unreadable = spoil(place, 1), directory_of(place, 2).name
     (place / unreadable / m.FILE_NAME).write_text("{}")
     with manager_of(place) as manager:
@@ -310,7 +310,7 @@ def test_verify_all_goes_on_after_a_damaged_one(place: Path) -> None:
     assert told["good"] == [directory_of(place, 3).name]
 
 
-def test_verify_shows_a_bar_on_a_terminal_when_it_takes_long(place: Path) -> None:
+def test_a_long_verify_shows_a_progress_bar_on_a_terminal(place: Path) -> None:
     script = (
         "import sys, threading\n"
         "from strata.checkpoint.load import integrity\n"
@@ -335,14 +335,14 @@ def test_verify_shows_a_bar_on_a_terminal_when_it_takes_long(place: Path) -> Non
             pass
         out, _ = process.communicate()
     os.close(ours)
-    assert (process.returncode, b"is as it was written" in out) == (0, True)
+    assert (process.returncode, b"is intact" in out) == (0, True)
     assert b"verifying" in drawn
 
 
-# -- comparing -----------------------------------------------------------------------------------------------------
+# -- diff ----------------------------------------------------------------------------------------------------------
 
 
-def test_diff_says_what_changed_and_by_how_much(tmp_path: Path) -> None:
+def test_diff_shows_what_changed_and_by_how_much(tmp_path: Path) -> None:
     before = {"a": np.zeros(10, np.float32), "same": np.ones(3), "gone": np.ones(1), "cut": np.ones((2, 2)), "lr": 0.1}
     after = {"a": np.zeros(10, np.float32), "same": np.ones(3), "new": np.ones(1), "cut": np.ones(4), "lr": 0.2}
     after["a"][[2, 5]] = [1.5, -2.5]  # type: ignore[index]
@@ -355,14 +355,14 @@ def test_diff_says_what_changed_and_by_how_much(tmp_path: Path) -> None:
     assert ["added", "new", "1", "F64"] in rows
     assert ["reshaped", "cut", "2×2", "F64", "→", "4", "F64"] in rows
     assert ["changed", "a", "2", "of", "10", "elements,", "by", "up", "to", "2.5"] in rows
-    assert ["1", "tensor", "is", "the", "same"] in rows
+    assert ["1", "identical", "tensor"] in rows
     told = as_json("diff", tmp_path, "1", "2")
     assert told["changed"] == {"a": {"num_elements": 10, "num_different": 2, "max_abs": 2.5, "num_not_finite": 0}}
     assert (told["num_same"], told["same_structure"]) == (1, False)
     assert as_json("diff", tmp_path, "1", "1")["num_same"] == 4
 
 
-def test_diff_compares_checkpoints_of_two_places(tmp_path: Path) -> None:
+def test_diff_compares_checkpoints_in_two_directories(tmp_path: Path) -> None:
     for place, factor in (("a", 1), ("b", 3)):
         with manager_of(tmp_path / place) as manager:
             for step in (1, 2):
@@ -395,7 +395,7 @@ def test_diff_compares_checkpoints_of_two_places(tmp_path: Path) -> None:
         (np.array(7.0), np.array(8.0), (1, 1.0, 0)),
     ],
 )
-def test_a_difference_is_measured_in_every_kind_of_number(one: Any, other: Any, expected: tuple[int, Any, int]) -> None:
+def test_a_difference_is_measured_for_every_dtype(one: Any, other: Any, expected: tuple[int, Any, int]) -> None:
     store = MemoryStore("differences")
     with CheckpointManager(store=store) as manager:
         for step, value in enumerate((one, other)):
@@ -414,7 +414,7 @@ class CountingStore(MemoryStore):
         super().read_into(key, offset, out)
 
 
-def test_of_a_large_tensor_only_the_chunks_that_differ_are_read() -> None:
+def test_diff_reads_only_the_differing_chunks_of_a_large_tensor() -> None:
     store = CountingStore("chunks")
     array = np.zeros(10 << 20, np.float32)  # 40 MiB are three chunks
     with CheckpointManager(store=store) as manager:
@@ -432,7 +432,7 @@ def test_of_a_large_tensor_only_the_chunks_that_differ_are_read() -> None:
 
 
 @pytest.mark.parametrize("second", [range(50), range(49, -1, -1)], ids=["same order", "other order"])
-def test_many_small_tensors_are_each_measured_for_themselves(second: range) -> None:
+def test_many_small_tensors_are_each_measured(second: range) -> None:
     store = MemoryStore("small")
     with CheckpointManager(store=store) as manager:
         for step, names in enumerate((range(50), second)):
@@ -447,10 +447,10 @@ def test_many_small_tensors_are_each_measured_for_themselves(second: range) -> N
     }
 
 
-# -- exporting -----------------------------------------------------------------------------------------------------
+# -- export --------------------------------------------------------------------------------------------------------
 
 
-def test_export_writes_what_safetensors_reads(place: Path, tmp_path: Path) -> None:
+def test_export_writes_a_file_that_safetensors_reads(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     done = checkpoints("export", place, "--output", file, "--only", "model.*")
 
@@ -462,7 +462,7 @@ def test_export_writes_what_safetensors_reads(place: Path, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model.safetensors"]
 
 
-def test_export_writes_what_torch_reads(tmp_path: Path) -> None:
+def test_export_writes_a_file_that_torch_reads(tmp_path: Path) -> None:
     with manager_of(tmp_path / "c") as manager:
         manager.save({"model": {"w": torch.ones(2)}, "optimizer": {"m": torch.ones(3)}, "step": 7}, step=7).wait()
     assert checkpoints("export", tmp_path / "c", "--output", tmp_path / "all.pt").returncode == 0
@@ -496,7 +496,7 @@ def test_export_strips_a_prefix_so_that_a_model_loads_the_file(tmp_path: Path) -
     assert "no tensor has a name below the prefix 'net.'" in refused.stderr
 
 
-def test_export_leaves_no_file_when_something_is_wrong(place: Path, tmp_path: Path) -> None:
+def test_a_failed_export_leaves_no_file(place: Path, tmp_path: Path) -> None:
     spoil(place, 2)
     file = tmp_path / "x.safetensors"
     for args, code, words in (
@@ -510,7 +510,7 @@ def test_export_leaves_no_file_when_something_is_wrong(place: Path, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
 
 
-def test_export_writes_over_a_file_only_if_told(place: Path, tmp_path: Path) -> None:
+def test_export_overwrites_a_file_only_with_force(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
     file.write_text("precious")
     refused = checkpoints("export", place, "--output", file)
@@ -520,7 +520,7 @@ def test_export_writes_over_a_file_only_if_told(place: Path, tmp_path: Path) -> 
     assert "model.w" in safetensors.numpy.load_file(file)
 
 
-def test_small_tensors_are_exported_in_groups_and_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tensors_are_exported_in_groups_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "_READ_BYTES", 100)
     store = MemoryStore("groups")
     state = {f"t{n}": np.full(n, n, np.int64) for n in range(30)}
@@ -531,7 +531,7 @@ def test_small_tensors_are_exported_in_groups_and_none_is_lost(tmp_path: Path, m
     assert {name: array.tolist() for name, array in loaded.items()} == {n: a.tolist() for n, a in state.items()}
 
 
-# -- putting right -------------------------------------------------------------------------------------------------
+# -- rm, compact, repair -------------------------------------------------------------------------------------------
 
 
 def test_rm_asks_first(place: Path) -> None:
@@ -543,7 +543,7 @@ def test_rm_asks_first(place: Path) -> None:
     assert not list(place.glob("step-000000000001-*"))
 
 
-def test_rm_removes_by_id_also_what_cannot_be_read(place: Path) -> None:
+def test_rm_by_id_removes_an_unreadable_checkpoint(place: Path) -> None:
     directory = directory_of(place, 2)
     (directory / m.FILE_NAME).write_text("{}")
     assert checkpoints("rm", place, "--id", directory.name, "--yes").returncode == 0
@@ -553,7 +553,7 @@ def test_rm_removes_by_id_also_what_cannot_be_read(place: Path) -> None:
     assert directory_of(place, 1).exists()
 
 
-def test_compact_writes_an_incremental_one_anew_and_frees_its_base(tmp_path: Path) -> None:
+def test_compact_rewrites_an_incremental_checkpoint_and_frees_its_base(tmp_path: Path) -> None:
     table = np.zeros((1_000, 64), np.float32)
     with manager_of(tmp_path) as manager:
         base = manager.save({"table": table}, step=1).wait()
@@ -565,7 +565,7 @@ def test_compact_writes_an_incremental_one_anew_and_frees_its_base(tmp_path: Pat
     done = checkpoints("compact", tmp_path, "--step", "2")
     (old, new) = as_json("ls", tmp_path)["checkpoints"]
 
-    assert (done.returncode, done.stdout) == (0, f"{new['id']} needs no other, 254.0 KiB\n")
+    assert (done.returncode, done.stdout) == (0, f"{new['id']} is a full checkpoint, 254.0 KiB\n")
     assert (old["id"], new["step"], new["bases"]) == (base.id, 2, [])
     assert not (tmp_path / delta.id).exists()
     assert checkpoints("rm", tmp_path, "--step", "1", "--yes").returncode == 0
@@ -575,7 +575,7 @@ def test_compact_writes_an_incremental_one_anew_and_frees_its_base(tmp_path: Pat
     assert (again.returncode, [c["id"] for c in as_json("ls", tmp_path)["checkpoints"]]) == (0, [new["id"]])
 
 
-def test_a_base_that_is_needed_stays_also_when_who_needs_it_is_in_quarantine() -> None:
+def test_the_base_of_a_quarantined_checkpoint_is_not_removed() -> None:
     store = MemoryStore("bases")
     with CheckpointManager(store=store, statistics=False) as manager:
         base = manager.save(state_of(1), step=1)
@@ -594,12 +594,12 @@ def test_a_base_that_is_needed_stays_also_when_who_needs_it_is_in_quarantine() -
         assert list(store.walk()) == []
 
 
-def test_repair_lifts_only_what_is_as_it_was_written(place: Path) -> None:
+def test_repair_lifts_the_quarantine_of_intact_checkpoints_only(place: Path) -> None:
     spoiled = spoil(place, 2)
     with manager_of(place) as manager:
         assert manager.load()["model"]["w"].max() == 1  # the newest goes into quarantine
     told = checkpoints("repair", place)
-    assert f"passed over: {spoiled}: in quarantine: tensor 'model.w'" in told.stdout
+    assert f"skipped: {spoiled}: in quarantine: tensor 'model.w'" in told.stdout
     refused = checkpoints("repair", place, "--lift", spoiled)
     assert refused.returncode == ExitCode.STATE_DAMAGED
     assert (place / spoiled / "quarantine.json").exists()
@@ -609,7 +609,7 @@ def test_repair_lifts_only_what_is_as_it_was_written(place: Path) -> None:
     assert checkpoints("repair", place, "--lift", spoiled).returncode == ExitCode.USAGE
 
 
-def test_repair_collects_what_was_given_up_and_nothing_else(place: Path) -> None:
+def test_repair_collects_only_abandoned_saves(place: Path) -> None:
     old, young, others = (place / name for name in (f"step-{7:012d}-{7:016x}", f"step-{8:012d}-{8:016x}", "photos"))
     for directory in (old, young, others):
         directory.mkdir()
@@ -622,28 +622,28 @@ def test_repair_collects_what_was_given_up_and_nothing_else(place: Path) -> None
     given_up(mixed, hours=2)
     given_up(directory_of(place, 1), hours=2)
     told = checkpoints("repair", place).stdout
-    assert f"{old.name} (1 file, 1 B) has no manifest: given up, last written 2h ago" in told
-    assert f"{young.name} (1 file, 1 B) has no manifest: perhaps still being written" in told
+    assert f"{old.name} (1 file, 1 B) is an unfinished save: abandoned, last written 2h ago" in told
+    assert f"{young.name} (1 file, 1 B) is an unfinished save: perhaps still being written" in told
     assert checkpoints("repair", place, "--collect", answer="n\n").returncode == 1
     assert old.exists()
-    assert "1 leftover is removed" in checkpoints("repair", place, "--collect", "--yes").stdout
+    assert "removed 1 abandoned save" in checkpoints("repair", place, "--collect", "--yes").stdout
     assert not old.exists()
     assert all(directory.exists() for directory in (young, others, mixed, directory_of(place, 1)))
 
 
-def test_repair_collects_what_a_killed_process_was_writing(place: Path) -> None:
+def test_repair_collects_the_files_of_a_killed_process(place: Path) -> None:
     old, young = (place / f"step-{n:012d}-{n:016x}" for n in (7, 8))
     for directory in (old, young):
         directory.mkdir()
         (directory / ".tmp-0123").write_bytes(b"half")
     given_up(old, hours=2)
     told = checkpoints("repair", place, "--collect", "--yes").stdout
-    assert f"{old.name} (1 file, 4 B) has no manifest: given up" in told
-    assert f"{young.name} (1 file, 4 B) has no manifest: perhaps still being written" in told
+    assert f"{old.name} (1 file, 4 B) is an unfinished save: abandoned" in told
+    assert f"{young.name} (1 file, 4 B) is an unfinished save: perhaps still being written" in told
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_a_manifest_that_claims_absurd_numbers_does_not_spoil_the_list(place: Path) -> None:
+def test_a_manifest_with_absurd_numbers_is_listed(place: Path) -> None:
     directory = directory_of(place, 2)
     manifest = m.decode((directory / m.FILE_NAME).read_bytes(), file="")
     large = m.msgspec.structs.replace(manifest, written_bytes=(1 << 63) - 1, created_at_s=float(1 << 39))
@@ -653,7 +653,7 @@ def test_a_manifest_that_claims_absurd_numbers_does_not_spoil_the_list(place: Pa
     assert max(map(len, listed.stdout.splitlines())) < 150
 
 
-def test_a_leftover_that_becomes_a_checkpoint_meanwhile_is_not_collected(place: Path) -> None:
+def test_a_save_that_is_committed_meanwhile_is_not_collected(place: Path) -> None:
     with manager_of(place) as manager:
         store = manager._store
         directory = directory_of(place, 2)
@@ -665,7 +665,7 @@ def test_a_leftover_that_becomes_a_checkpoint_meanwhile_is_not_collected(place: 
         assert manager.verify().step == 2
 
 
-def test_storage_options_are_pairs_and_for_object_stores(place: Path) -> None:
+def test_storage_options_are_pairs_and_apply_to_object_stores_only(place: Path) -> None:
     assert checkpoints("ls", place, "--storage-option", "region").returncode == ExitCode.USAGE
     refused = checkpoints("ls", place, "--storage-option", "region=x")
     assert refused.returncode == ExitCode.USAGE

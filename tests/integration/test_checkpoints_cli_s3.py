@@ -1,4 +1,4 @@
-"""`strata checkpoints` on a bucket: the same commands, with `--storage-option`. A saver process has written there."""
+"""`strata checkpoints` on a bucket that a saver process has written, with `--storage-option`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_every_command_works_on_a_bucket(s3: S3Server, tmp_path: Path) -> None:
         assert saved.checkpoint_type.name == "INCREMENTAL"
     assert [one["step"] for one in json.loads(run("ls", "--json"))["checkpoints"]] == [1, 2]
     assert "INCREMENTAL" in run("show", "--step", "2")
-    assert "as it was written" in run("verify", "--step", "2")
+    assert "is intact" in run("verify", "--step", "2")
     assert "64 of 320000 elements" in run("diff", "1", "2")
     run("export", "--output", str(tmp_path / "out.safetensors"), "--step", "2")
     assert np.array_equal(safetensors.numpy.load_file(tmp_path / "out.safetensors")["emb"], table)
-    assert "needs no other" in run("compact", "--step", "2")
+    assert "is a full checkpoint" in run("compact", "--step", "2")
     run("rm", "--step", "1", "--yes")
     run("repair", "--yes")
     with strata.CheckpointManager(url, storage_options=options) as manager:

@@ -1,4 +1,4 @@
-"""The command line as a person or a script meets it: a real process, its output and its exit code."""
+"""The command line as a process: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded & {"grpc", "sqlalchemy", "numpy", "fastapi", "torch", "uvicorn"} == set()
 
 
-def test_the_version_is_shown() -> None:
+def test_version_prints_the_version() -> None:
     assert strata("--version").stdout == f"strata {__version__}\n"
 
 
@@ -80,14 +80,14 @@ def test_a_wrong_flag_is_a_usage_error() -> None:
     assert "--listen" in refused.stderr
 
 
-def test_an_unknown_command_is_a_usage_error_with_the_nearest_one() -> None:
+def test_an_unknown_command_is_a_usage_error_that_suggests_the_nearest() -> None:
     refused = strata("coordinater")
 
     assert refused.returncode == ExitCode.USAGE
     assert "Did you mean 'coordinator'?" in refused.stderr
 
 
-def test_a_wrong_setting_in_a_file_is_one_line_and_a_usage_error(tmp_path: Path) -> None:
+def test_an_unknown_setting_in_a_file_is_a_usage_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("lease:\n  lease_sec: 3\n")
     refused = strata("coordinator", "--config", "bad.yaml", cwd=tmp_path)
 
@@ -96,7 +96,7 @@ def test_a_wrong_setting_in_a_file_is_one_line_and_a_usage_error(tmp_path: Path)
     assert refused.stdout == ""
 
 
-def test_a_config_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_missing_config_file_is_a_usage_error(tmp_path: Path) -> None:
     refused = strata("coordinator", "--config", "absent.yaml", cwd=tmp_path)
 
     assert (refused.returncode, refused.stderr) == (
@@ -105,7 +105,7 @@ def test_a_config_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> Non
     )
 
 
-def test_a_coordinator_yaml_that_lies_here_is_used_and_said(tmp_path: Path) -> None:
+def test_a_coordinator_yaml_in_the_current_directory_is_used_and_announced(tmp_path: Path) -> None:
     (tmp_path / "coordinator.yaml").write_text("network: {transport: rdma, device: mlx5_0, port: 1}\n")
     refused = strata("coordinator", cwd=tmp_path)
 
@@ -113,14 +113,14 @@ def test_a_coordinator_yaml_that_lies_here_is_used_and_said(tmp_path: Path) -> N
     assert refused.stderr.startswith("using ./coordinator.yaml\nerror: network.transport='rdma' is not built yet")
 
 
-def test_a_traceback_is_shown_only_to_who_asks(tmp_path: Path) -> None:
+def test_a_traceback_is_shown_only_on_request(tmp_path: Path) -> None:
     asked = strata("coordinator", "--config", "absent.yaml", cwd=tmp_path, STRATA_TRACEBACK="1")
 
     assert "Traceback" in asked.stderr
     assert "Traceback" not in strata("coordinator", "--config", "absent.yaml", cwd=tmp_path).stderr
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("listen: 127.0.0.1:1\nstate: memory\n")
     resolved = coordinator_command.resolve(file, {"listen": "127.0.0.1:2", "http": None, "state": None})
@@ -128,7 +128,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert (resolved.listen, resolved.http, resolved.state) == ("127.0.0.1:2", "127.0.0.1:51051", "memory")
 
 
-def test_the_coordinator_announces_its_addresses_to_people_and_to_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_coordinator_prints_its_addresses_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     addresses = SimpleNamespace(grpc="127.0.0.1:50051", http="", state="memory", leads=True)
 
     coordinator_command._announce(addresses, as_json=True)  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ def test_the_coordinator_announces_its_addresses_to_people_and_to_scripts(capsys
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_coordinator_serves_until_it_is_told_to_stop(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_coordinator_serves_until_it_is_terminated(number: signal.Signals, tmp_path: Path) -> None:
     command = [STRATA, "coordinator", "--listen", "127.0.0.1:0", "--http", "off", "--state", "memory", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -153,7 +153,7 @@ def test_a_coordinator_serves_until_it_is_told_to_stop(number: signal.Signals, t
     assert addresses["http"] == ""
 
 
-def test_bench_lists_its_names_and_refuses_others() -> None:
+def test_bench_lists_its_names_and_refuses_unknown_ones() -> None:
     assert "shards" in strata("bench", "--list").stdout.split()
 
     refused = strata("bench", "shard")
@@ -161,12 +161,12 @@ def test_bench_lists_its_names_and_refuses_others() -> None:
     assert "did you mean 'shards'?" in refused.stderr
 
 
-def test_bench_wants_exactly_one_thing() -> None:
+def test_bench_takes_exactly_one_of_name_list_and_all() -> None:
     for args in ([], ["--all", "--list"], ["ring", "--all"]):
         assert strata("bench", *args).returncode == ExitCode.USAGE
 
 
-def test_doctor_speaks_json(tmp_path: Path) -> None:
+def test_doctor_prints_json(tmp_path: Path) -> None:
     examined = strata("doctor", "--json", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path))
 
     report = json.loads(examined.stdout)
@@ -174,7 +174,7 @@ def test_doctor_speaks_json(tmp_path: Path) -> None:
     assert {"name", "status", "detail", "cure", "essential"} == report["checks"][0].keys()
 
 
-def test_doctor_fails_when_the_state_cannot_be_kept() -> None:
+def test_doctor_fails_if_the_state_directory_is_not_writable() -> None:
     examined = strata("doctor", XDG_STATE_HOME="/proc/nowhere")
 
     assert examined.returncode == ExitCode.FAILED
@@ -197,10 +197,10 @@ def test_every_error_has_an_exit_code_that_the_help_explains() -> None:
     [
         (KeyboardInterrupt(), ExitCode.INTERRUPTED, ""),
         (ConfigError("two\nlines"), ExitCode.USAGE, "error: two lines\n"),
-        (ZeroDivisionError("oh"), ExitCode.FAILED, "error: ZeroDivisionError: oh (not foreseen; STRATA_TRACEBACK=1"),
+        (ZeroDivisionError("oh"), ExitCode.FAILED, "error: unexpected ZeroDivisionError: oh; set STRATA_TRACEBACK=1"),
     ],
 )
-def test_what_a_command_raises_becomes_one_line_and_a_code(
+def test_an_error_becomes_one_line_and_an_exit_code(
     error: BaseException,
     code: ExitCode,
     line: str,

@@ -1,6 +1,6 @@
-"""Text of others reaches a terminal only as text: every command is given some that would do harm.
+"""Untrusted text reaches a terminal only as text: every command is given text with control sequences and markup.
 
-A command that is not in `CASES` fails the first test: whoever adds one says here how foreign text gets into it.
+A command that is missing from `CASES` fails the first test. A new command needs a case with untrusted text.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from strata.launch.record.timeline import RunEvent
 from strata.launch.spec import RunSpec
 
 HOSTILE = "\x1b]0;T\x07\x1b[2J\u202e\u2066\x85\x9b31m\r\nFORGED\x08\x7f[bold]X[/bold]"
-"""A title, clearing the screen, the other direction, lines and colours of C1, a line of its own, and markup of rich."""
+"""Sets a title, clears the screen, reverses the text direction, uses C1 controls, breaks the line, has rich markup."""
 NAME = "a\x1b[2J\u202e\x9b31m\rFORGED"
-"""What may be in the name of a file."""
+"""The part of it that a file name may contain."""
 
 
 @dataclass
 class Stage:
-    """Everything that commands look at, with hostile text in it."""
+    """A run, a checkpoint, a dataset and a coordinator that contain hostile text."""
 
     place: Path
     address: str
@@ -138,7 +138,7 @@ CASES: dict[str, Callable[[Stage], list[list[str]]]] = {
 
 
 LOGS = ("run", "resume", "logs")
-"""Commands that print the lines of a log, which are the worker's own."""
+"""Commands that print log lines, in which a worker may use colours."""
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -169,20 +169,20 @@ def test_every_command_is_given_hostile_text() -> None:
 
 @pytest.mark.parametrize("command", CASES)
 @pytest.mark.timeout(60)
-def test_no_command_lets_foreign_text_reach_the_terminal(command: str, stage: Stage) -> None:
+def test_no_command_passes_control_sequences_to_the_terminal(command: str, stage: Stage) -> None:
     for arguments in CASES[command](stage):
         shown = printed(arguments)
 
-        assert "FORGED" in shown, f"no foreign text came through: {arguments}"
+        assert "FORGED" in shown, f"no hostile text was printed: {arguments}"
         assert [c for c in shown if not c.isprintable() and c != "\n"] == []
         assert command in LOGS or not any(line.strip().startswith("FORGED") for line in shown.split("\n")), shown
-        assert shown.count("FORGED\\x08\\x7f") == shown.count("FORGED\\x08\\x7f[bold]"), "markup was obeyed"
+        assert shown.count("FORGED\\x08\\x7f") == shown.count("FORGED\\x08\\x7f[bold]"), "markup was interpreted"
         if "--json" in arguments:
             assert [json.loads(line) for line in shown.splitlines()] != []
 
 
 @pytest.mark.parametrize("bad", ["a/../../b", "a//b", "a/./b", "a/", "a/.."])
-def test_an_id_that_reads_as_a_path_to_elsewhere_is_refused(bad: str, stage: Stage) -> None:
+def test_an_id_that_is_a_path_out_of_the_directory_is_refused(bad: str, stage: Stage) -> None:
     with CoordinatorClient(stage.address) as client:
         for call in (
             lambda: client.register_worker("w", job_id=bad),

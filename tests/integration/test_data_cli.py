@@ -1,4 +1,4 @@
-"""The commands of `strata data`."""
+"""`strata data`: text and JSON output."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def run(*arguments: Any, code: int = 0) -> Result:
     return result
 
 
-def test_a_plan_is_printed_as_a_table_of_splits_and_columns(data: Path) -> None:
+def test_plan_prints_tables_of_splits_and_columns(data: Path) -> None:
     said = run("plan", data, "--ranks", 2, "--batch-size", 10, "--workers", 1).output
     assert "200 rows in 3 splits of 9 row groups in 3 files" in said
     assert "part-1.parquet" in said
     assert "Python objects" in said
-    assert "10 batches of 10 rows on each of 2 ranks, 2 lanes" in said
-    assert "lpt over 2 workers: the busiest has" in said
+    assert "10 batches of 10 rows on each of 2 ranks, read in 2 lanes" in said
+    assert "lpt over 2 decode threads: the busiest has" in said
 
 
-def test_a_plan_as_json_shows_what_a_filter_saves(data: Path) -> None:
+def test_plan_as_json_reports_what_a_filter_prunes(data: Path) -> None:
     told = json.loads(run("plan", data, "--json", "--filter", "id >= 225", "--columns", "id", "--workers", 2).output)
     assert told["num_rows"] == 45
     assert [split["file"] for split in told["splits"]] == ["part-2.parquet"]
@@ -55,11 +55,11 @@ def test_a_plan_as_json_shows_what_a_filter_saves(data: Path) -> None:
     assert told["delivery"]["batches"] == 1
 
 
-def test_too_few_row_groups_for_the_workers_are_reported(data: Path) -> None:
-    assert "only 9 units for 8 workers" in run("plan", data, "--workers", 8).output
+def test_plan_warns_about_too_few_row_groups(data: Path) -> None:
+    assert "only 9 row groups for 8 decode threads" in run("plan", data, "--workers", 8).output
 
 
-def test_peek_prints_the_first_rows_and_interprets_nothing_in_them(data: Path) -> None:
+def test_peek_shows_the_first_rows_without_interpreting_them(data: Path) -> None:
     said = run("peek", data, "--rows", 2, "--columns", "name,id").output
     assert "row [bold]1" in said
     assert "2 of 200 rows, 2 columns" in said
@@ -68,7 +68,7 @@ def test_peek_prints_the_first_rows_and_interprets_nothing_in_them(data: Path) -
     assert [row["id"] for row in told["rows"]] == [2, 3, 4]
 
 
-def test_bench_reads_an_epoch_and_prints_the_throughput(data: Path) -> None:
+def test_bench_reads_an_epoch_and_reports_throughput(data: Path) -> None:
     told = json.loads(run("bench", data, "--json", "--workers", 2, "--batch-size", 16, "--shuffle").output)
     assert told["rows"] == 200
     assert told["batches"] == 13

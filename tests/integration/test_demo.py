@@ -1,4 +1,4 @@
-"""`strata demo` is the first thing a newcomer sees, so it is run as they would: small, and with everything real."""
+"""`strata demo` as a newcomer runs it: small, with real processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from strata.cli.exit_codes import ExitCode
 
 STRATA = [sys.executable, "-m", "strata.cli"]
 SMALL = ["demo", "--rows", "51200"]
-"""Half of the steps are left when a worker is to be killed: enough for the demo to see it, on a busy machine, too."""
+"""Leaves half of the steps after the kill, enough for the demo to notice it even on a busy machine."""
 pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Where the demo has its temporary files: sockets need a short path, which pytest's is not."""
+    """Return a directory for temporary files. Sockets need a shorter path than pytest's."""
     with tempfile.TemporaryDirectory(prefix="demo-") as name:
         yield Path(name)
 
@@ -34,7 +34,7 @@ def variables(temporary: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(temporary), "TERM": "xterm-256color", "COLUMNS": "80"}
 
 
-def test_the_demo_kills_a_worker_for_programs_and_all_is_proved(tmp_path: Path, temporary: Path) -> None:
+def test_the_demo_kills_a_worker_and_reports_intact_results_as_json(tmp_path: Path, temporary: Path) -> None:
     kept = tmp_path / "kept"
     ended = subprocess.run(
         [*STRATA, *SMALL, "--seed", "3", "--json", "--keep", str(kept)],
@@ -54,18 +54,18 @@ def test_the_demo_kills_a_worker_for_programs_and_all_is_proved(tmp_path: Path, 
     (back,) = found["recoveries"]
     assert 0 < back["detected_ms"] < back["started_ms"] < back["restored_ms"] < back["first_step_ms"]
     assert found["undisturbed"]["num_steps"] == found["killed"]["num_steps"] == 200
-    assert list(temporary.iterdir()) == [], "nothing is left but what was to be kept"
-    told = subprocess.run(
+    assert list(temporary.iterdir()) == [], "only the kept directory remains"
+    listed = subprocess.run(
         [*STRATA, "checkpoints", "ls", "--json", str(kept / "runs" / "killed" / "checkpoints")],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(told.stdout)["checkpoints"][-1]["step"] == 200
+    assert json.loads(listed.stdout)["checkpoints"][-1]["step"] == 200
 
 
-def test_on_a_terminal_it_draws_and_ctrl_c_leaves_nothing(temporary: Path) -> None:
-    """Through a real pseudo-terminal, as a person would have it."""
+def test_the_demo_draws_on_a_terminal_and_ctrl_c_leaves_nothing_behind(temporary: Path) -> None:
+    """Uses a real pseudo-terminal."""
     leader, follower = pty.openpty()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -82,10 +82,10 @@ def test_on_a_terminal_it_draws_and_ctrl_c_leaves_nothing(temporary: Path) -> No
         errors.seek(0)
         assert process.wait(60) == ExitCode.INTERRUPTED, errors.read()
     text = drawn.decode(errors="replace")
-    assert "nobody disturbs it" in text
+    assert "predicts clicks, undisturbed" in text
     assert "starting" in text
     assert list(temporary.iterdir()) == []
-    until(lambda: not _processes_of(temporary), "nobody is left")
+    until(lambda: not _processes_of(temporary), "all processes have ended")
 
 
 def _processes_of(temporary: Path) -> list[str]:
@@ -102,11 +102,11 @@ def _processes_of(temporary: Path) -> list[str]:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65_536)
-    except OSError:  # Linux says EIO when the other side has closed
+    except OSError:  # Linux raises EIO when the other side has closed
         return b""
 
 
-def test_without_torch_the_cure_is_told() -> None:
+def test_without_torch_the_error_names_the_install_command() -> None:
     program = "import sys; sys.modules['torch'] = None\nfrom strata.cli import main\nmain(['demo'])"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
 

@@ -111,7 +111,7 @@ def test_jobs_are_listed_and_dropped_on_the_command_line(coordinator: Coordinato
         assert "wait until all have left, or set force" in refused.stderr
         unknown = jobs("drop", "bussy", *at)
         assert (unknown.returncode, unknown.stdout) == (1, "")
-        assert "there is no job 'bussy'" in unknown.stderr
-        assert jobs("drop", "over", *at).stdout == "job over was dropped\n"
-        assert jobs("drop", "busy", "--force", *at).stdout == "job busy was dropped, with 1 worker in it\n"
+        assert "has no job 'bussy'" in unknown.stderr
+        assert jobs("drop", "over", *at).stdout == "dropped job over\n"
+        assert jobs("drop", "busy", "--force", *at).stdout == "dropped job busy; 1 worker evicted\n"
     assert json.loads(jobs("ls", "--json", *at).stdout) == {"jobs": []}

@@ -1,4 +1,4 @@
-"""`strata relay` beside `strata coordinator`, as users start them: permissions, and finding each other."""
+"""`strata relay` and `strata coordinator` as processes: authentication, roles and startup order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def upstream_certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def node_certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The relay's own: another authority, other tokens."""
+    """Return the relay's certificates and tokens, from another CA than the coordinator's."""
     return make_certs(tmp_path_factory.mktemp("node") / "certs")
 
 
@@ -61,7 +61,7 @@ def coordinator(upstream_certs: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @contextmanager
 def relay(tmp_path: Path, upstream: str, upstream_certs: Path, node_certs: Path, role: str) -> Iterator[str]:
-    """A relay that authenticates to the coordinator with a token of this role."""
+    """Start a relay whose token for the coordinator has this role."""
     flags = ("--listen=0.0.0.0:0", f"--upstream={upstream}", f"--upstream-ca={upstream_certs}/ca.crt", "--json")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("STRATA_TOKEN_FILE", f"{upstream_certs}/{role}.token")
@@ -72,7 +72,7 @@ def relay(tmp_path: Path, upstream: str, upstream_certs: Path, node_certs: Path,
             yield address
 
 
-def test_a_relay_uses_separate_tls_and_tokens_on_both_sides(
+def test_a_relay_uses_separate_certificates_and_tokens_on_each_side(
     tmp_path: Path, coordinator: str, upstream_certs: Path, node_certs: Path
 ) -> None:
     with relay(tmp_path, coordinator, upstream_certs, node_certs, "worker") as address:
@@ -102,7 +102,7 @@ def test_a_relay_uses_separate_tls_and_tokens_on_both_sides(
         ("admin", "admin", ""),
     ],
 )
-def test_a_command_through_a_relay_requires_an_admin_on_both_sides(
+def test_a_command_through_a_relay_needs_the_role_admin_on_both_sides(
     tmp_path: Path,
     coordinator: str,
     upstream_certs: Path,

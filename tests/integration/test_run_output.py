@@ -1,4 +1,4 @@
-"""`strata run` without a terminal: what it shows, what it does not retry, and what it leaves behind."""
+"""`strata run` without a terminal: its output, failures that it does not retry, and cleanup."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 
 
 def said(*arguments: str) -> tuple[int, str, str]:
-    """Run `strata` in this process; return exit code, stdout and stderr."""
+    """Run `strata` in this process and return its exit code, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -79,7 +79,7 @@ def said(*arguments: str) -> tuple[int, str, str]:
     return int(ended.value.code or 0), out.getvalue(), err.getvalue()
 
 
-def test_the_output_of_workers_goes_to_stdout_and_the_last_step_is_known(
+def test_worker_output_goes_to_stdout_and_the_last_step_is_recorded(
     write: Callable[[str], str], tmp_path: Path
 ) -> None:
     script = write(TRAINS)
@@ -117,7 +117,7 @@ def test_the_output_of_workers_goes_to_stdout_and_the_last_step_is_known(
         ("def train(:\n", "exit code 1: SyntaxError: "),
     ],
 )
-def test_a_mistake_in_the_program_fails_at_once(
+def test_a_programming_error_fails_without_restarts(
     text: str, cause: str, write: Callable[[str], str], tmp_path: Path
 ) -> None:
     code, _, err = said("run", "--name", "job", "--no-warm", write(text))
@@ -129,7 +129,7 @@ def test_a_mistake_in_the_program_fails_at_once(
     assert json.loads(said("ps", "--json")[1])["num_restarts"] == 0
 
 
-def test_ranks_that_exit_without_closing_warn_that_their_last_step_is_not_saved(
+def test_ranks_that_exit_without_close_warn_that_the_last_step_is_not_saved(
     write: Callable[[str], str], tmp_path: Path
 ) -> None:
     script = write(
@@ -147,13 +147,13 @@ def test_ranks_that_exit_without_closing_warn_that_their_last_step_is_not_saved(
     assert out.count("the last step, 5, is not saved: with several ranks, end training with ctx.close()") == 1
     code, out, err = said("checkpoints", "ls", "job", "--json")
     assert code == 0, err
-    assert [one["step"] for one in json.loads(out)["checkpoints"]] == [3], "the place that the script names is found"
+    assert [one["step"] for one in json.loads(out)["checkpoints"]] == [3], "the script's directory is found"
 
     assert said("resume", "job")[0] == 0
-    assert json.loads(said("ps", "--json")[1])["step"] == 5, "also if the resumed run makes no step"
+    assert json.loads(said("ps", "--json")[1])["step"] == 5, "even if the resumed run makes no step"
 
 
-def test_a_deadlock_before_the_first_report_is_found_with_a_timeout_of_the_users_own(
+def test_step_timeout_s_detects_a_deadlock_before_the_first_report(
     write: Callable[[str], str],
 ) -> None:
     script = write(
@@ -169,7 +169,7 @@ def test_a_deadlock_before_the_first_report_is_found_with_a_timeout_of_the_users
     assert "threading" in err, "its stack is shown"
 
 
-def test_a_run_is_found_by_the_commands_and_nothing_is_left_of_it(write: Callable[[str], str], tmp_path: Path) -> None:
+def test_commands_find_the_active_run_and_rm_leaves_nothing(write: Callable[[str], str], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pid")
     pid_file = os.open(tmp_path / "pid", os.O_RDWR)
     command = [str(STRATA), "run", "--name", "job", "--logs", "none", write(STAYS), str(tmp_path / "pid")]
@@ -183,26 +183,24 @@ def test_a_run_is_found_by_the_commands_and_nothing_is_left_of_it(write: Callabl
             assert "rank-0 joined" in said("events")[1]
             assert any("strata: job rank 0 of 1: train.py" in title for title in titles())
             code, _, err = said("rm", "job", "--yes")
-            assert (code, err) == (2, "error: run job is under way; stop it first: strata stop job\n")
+            assert (code, err) == (2, "error: run job is active; stop it first: strata stop job\n")
 
             assert said("stop", "job", "--now")[0] == 0
             assert agent.wait(DEADLINE_S) == 0
-            assert select.select([daemon], [], [], 0)[0], "what it has double-forked is gone, too"
+            assert select.select([daemon], [], [], 0)[0], "its double-forked process has ended too"
             os.close(daemon)
         finally:
             agent.kill()
             os.close(pid_file)
     code, _, err = said("status")
     assert code == 3
-    assert err.startswith(
-        "error: no run is under way on this machine; `strata ps` lists its runs. At localhost:50051: "
-    )
+    assert err.startswith("error: no run is active on this machine; `strata ps` lists its runs. localhost:50051: ")
     code, _, err = said("status", "job")
-    assert (code, "run job is not under way (stopped)" in err) == (2, True)
+    assert (code, "run job is not active (stopped)" in err) == (2, True)
     assert "rank-0 joined" in said("events", "job")[1]
     assert said("rm", "job")[0] == 1, "it asks first"
     assert said("rm", "--older-than", "1h", "--yes")[1] == "no run ended more than 1h ago\n"
-    assert said("rm", "job", "--yes")[1] == "job is deleted\n"
+    assert said("rm", "job", "--yes")[1] == "deleted job\n"
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -214,7 +212,7 @@ def titles() -> list[str]:
     return found
 
 
-def test_the_output_of_a_function_is_shown_and_it_is_listed_by_its_name(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_a_function_is_shown_and_ps_lists_its_name(capfd: pytest.CaptureFixture[str]) -> None:
     def greet(word: str) -> int:
         print(word)
         return 7

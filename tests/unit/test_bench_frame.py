@@ -1,4 +1,4 @@
-"""Benchmarks without processes: the order of rounds, what answers mean, figures, ratios, and what is shown."""
+"""Benchmarks without processes: order of rounds, parsing of answers, figures, ratios and reports."""
 
 from __future__ import annotations
 
@@ -59,28 +59,29 @@ def printed(table: object) -> str:
     return capture.get()
 
 
-def test_rounds_are_interleaved_so_that_nobody_runs_twice_in_a_row() -> None:
+def test_rounds_are_interleaved_so_that_no_contender_runs_twice_in_a_row() -> None:
     order = [(number, contender.name) for number, contender in interleave((A, B, C), 2)]
     assert order == [(0, "a"), (0, "b"), (0, "c"), (1, "a"), (1, "b"), (1, "c")]
 
 
-def test_a_benchmark_states_how_long_it_takes_and_when_it_ends_at_the_latest() -> None:
+def test_a_benchmark_estimates_its_usual_and_its_longest_duration() -> None:
     two = replace(TINY, contenders=(replace(A, usual_s=20.0, timeout_s=60.0), replace(B, usual_s=5.0, timeout_s=100.0)))
-    promise = "every contender has a deadline, so at most"
-    assert two.estimate(3, quick=False) == f"tiny: 3 rounds of 2 contenders, about 2 min; {promise} 8 min"
-    assert two.estimate(1, quick=True) == f"tiny: 1 round of 2 contenders, about 20 s; {promise} 3 min"
-    assert two.estimate(100, quick=False).endswith(f"about 42 min; {promise} 4 h 27 min")
-    with pytest.raises(ConfigError, match="within its deadline"):
+    assert two.estimate(3, quick=False) == "tiny: 3 rounds of 2 contenders, about 2 min, at most 8 min"
+    assert two.estimate(1, quick=True) == "tiny: 1 round of 2 contenders, about 20 s, at most 3 min"
+    assert two.estimate(100, quick=False).endswith("about 42 min, at most 4 h 27 min")
+    with pytest.raises(ConfigError, match="at most its deadline"):
         replace(A, usual_s=20.0, timeout_s=10.0)
 
 
 @pytest.mark.parametrize(("lost", "left_out"), [([], False), ([True], False), ([True, True], True), ([False], True)])
-def test_a_lost_contender_gets_another_chance_and_a_failed_one_does_not(lost: list[bool], left_out: bool) -> None:
+def test_a_contender_that_misses_its_deadline_runs_again_and_a_failed_one_does_not(
+    lost: list[bool], left_out: bool
+) -> None:
     failures = [Failure("a", number, "no answer", is_lost=each) for number, each in enumerate(lost)]
     assert is_left_out(failures) is left_out
 
 
-def test_three_rounds_become_a_median_a_least_and_a_most() -> None:
+def test_three_rounds_become_median_minimum_and_maximum() -> None:
     assert aggregate(MET) == {"ours_ms": Spread(2.0, 1.0, 4.0), "theirs_ms": Spread(8.0, 4.0, 12.0)}
 
 
@@ -88,12 +89,12 @@ def test_a_ratio_is_taken_within_each_round_and_then_summarised() -> None:
     assert ratios(OURS, "theirs_ms", MET) == Spread(3.0, 2.0, 8.0)
 
 
-def test_where_more_is_better_the_ratio_turns_around() -> None:
+def test_the_ratio_is_inverted_if_higher_is_better() -> None:
     rate = Figure(key="ours_ms", title="rate", better="higher", peers=("theirs_ms",))
     assert ratios(rate, "theirs_ms", MET[:2]) == Spread(0.5, 0.5, 0.5)
 
 
-def test_a_figure_that_is_one_over_another_is_taken_within_each_round() -> None:
+def test_a_quotient_is_computed_within_each_round() -> None:
     figures = [
         Figure(key="ours_ms", title="ours"),
         Figure(key="theirs_ms", title="theirs"),
@@ -116,7 +117,7 @@ def test_a_figure_that_is_one_over_another_is_taken_within_each_round() -> None:
 
 
 @pytest.mark.parametrize(("better", "expected"), [("lower", [0.5]), ("higher", [0.25])])
-def test_over_several_it_is_over_the_best_of_a_round_in_which_all_were_measured(
+def test_a_quotient_of_several_figures_uses_the_best_of_each_complete_round(
     better: Literal["lower", "higher"], expected: list[float]
 ) -> None:
     figures = [Figure(key="over_best", title="ours over the best", better=better, quotient=("ours", "one", "other"))]
@@ -128,18 +129,18 @@ def test_over_several_it_is_over_the_best_of_a_round_in_which_all_were_measured(
     assert [sample.figures["over_best"] for sample in quotients(figures, samples)] == expected
 
 
-def test_there_is_no_ratio_to_a_peer_that_never_ran() -> None:
+def test_a_peer_that_never_ran_has_no_ratio() -> None:
     assert ratios(OURS, "theirs_ms", MET[:1]) is None
 
 
-def test_the_last_line_counts_and_chatter_before_it_does_not() -> None:
+def test_only_the_last_line_of_the_output_is_parsed() -> None:
     found = answer('loading…\n{"figures": {"ours_ms": 3}, "versions": {"x": "1"}}\n')
     assert found == Sample("a", 0, {"ours_ms": 3.0}, {"x": "1"})
 
 
-def test_a_peer_that_is_not_installed_is_absent_with_a_note_how_to_get_it() -> None:
+def test_a_peer_that_is_not_installed_is_absent_with_the_install_command() -> None:
     found = answer('{"not_installed": "uhashring"}')
-    assert found == Absent("a", "uhashring is not installed; get it with `make bench-setup`")
+    assert found == Absent("a", "uhashring is not installed; run `make bench-setup`")
 
 
 @pytest.mark.parametrize(
@@ -149,14 +150,14 @@ def test_a_peer_that_is_not_installed_is_absent_with_a_note_how_to_get_it() -> N
         ("done", "not a JSON object"),
         ("[1]", "not a JSON object"),
         ('{"ours_ms": 1}', "not a JSON object of figures"),
-        ('{"figures": {}}', "unknown or no numbers"),
+        ('{"figures": {}}', "unknown or non-numeric"),
         ('{"figures": {"other_ms": 1}}', "other_ms"),
         ('{"figures": {"ours_ms": "1"}}', "ours_ms"),
         ('{"figures": {"ours_ms": true}}', "ours_ms"),
         ('{"figures": {"ours_ms": NaN}}', "ours_ms"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_a_failure_that_says_why(line: str, words: str) -> None:
+def test_an_invalid_answer_is_a_failure_with_the_reason(line: str, words: str) -> None:
     found = answer(line)
     assert isinstance(found, Failure)
     assert words in found.reason
@@ -180,7 +181,7 @@ def test_the_comparison_shows_the_ratio_first() -> None:
     assert re.search(r"3\.000 × \(2\.000–8\.000\).*ours.*2\.000 ms.*theirs: 8\.000 ms", row)
 
 
-def test_a_figure_is_told_with_its_name_for_programs_its_median_and_its_spread() -> None:
+def test_a_figure_is_shown_with_its_key_median_and_spread() -> None:
     row = next(line for line in printed(figure_table(TINY, Outcome(MET))).splitlines() if "theirs" in line)
     assert re.search(r"theirs theirs_ms.*8\.000 │ ms +│ 4\.000–12\.00", row)
 
@@ -191,7 +192,7 @@ def test_absent_peers_have_no_row_and_no_comparison() -> None:
     assert "theirs" not in printed(figure_table(TINY, outcome))
 
 
-def test_with_json_the_object_is_alone_on_stdout_and_all_else_goes_to_stderr(
+def test_with_json_stdout_has_one_object_and_stderr_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     failure = Failure("b", 0, "ended with exit code 3", "Traceback …\nKeyError: [bold]x")
@@ -207,23 +208,23 @@ def test_with_json_the_object_is_alone_on_stdout_and_all_else_goes_to_stderr(
     ("value", "text"),
     [(0, "0"), (0.01234, "0.0123"), (1.2345, "1.234"), (12.345, "12.35"), (123.45, "123.5"), (12_345.6, "12,346")],
 )
-def test_numbers_are_shown_with_the_digits_that_matter(value: float, text: str) -> None:
+def test_numbers_are_shown_with_significant_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_a_benchmark_cannot_name_a_figure_twice_or_compare_with_one_it_does_not_have() -> None:
-    with pytest.raises(ConfigError, match="twice"):
+def test_a_benchmark_with_duplicate_or_unknown_figures_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the same key"):
         Benchmark(name="x", title="x", contenders=(A,), figures=(THEIRS, THEIRS))
     with pytest.raises(ConfigError, match="theirs_ms"):
         Benchmark(name="x", title="x", contenders=(A,), figures=(OURS,))
 
 
-def test_a_contender_without_time_is_refused() -> None:
+def test_a_contender_with_an_invalid_duration_is_refused() -> None:
     with pytest.raises(ConfigError, match="timeout_s=0"):
         Contender(name="x", module="x", timeout_s=0)
 
 
-def test_the_number_of_rounds_is_the_benchmarks_unless_one_is_given() -> None:
+def test_the_number_of_rounds_defaults_to_the_benchmarks() -> None:
     assert TINY.num_rounds(None, quick=False) == 5
     assert TINY.num_rounds(None, quick=True) == 2
     assert TINY.num_rounds(7, quick=True) == 7
@@ -237,13 +238,13 @@ SIZED = Benchmark(
     contenders=(A,),
     figures=(THEIRS,),
     settings=(
-        Setting(name="gib", title="GiB, 1 unless told", at_least=0.5, whole=False),
-        Setting(name="num_parts", title="parts, 4 unless told", at_least=1),
+        Setting(name="gib", title="GiB (default 1)", at_least=0.5, whole=False),
+        Setting(name="num_parts", title="parts (default 4)", at_least=1),
     ),
 )
 
 
-def test_a_setting_becomes_a_variable_that_contenders_find() -> None:
+def test_a_setting_becomes_an_environment_variable_of_contenders() -> None:
     assert SIZED.with_settings(()).environment == {}
     found = SIZED.with_settings(["gib=0.5", "num_parts=2", "num_parts=3"])
     assert found.environment == {"STRATA_BENCH_GIB": "0.5", "STRATA_BENCH_NUM_PARTS": "3"}
@@ -253,22 +254,22 @@ def test_a_setting_becomes_a_variable_that_contenders_find() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("size=1", "no setting 'size' .* gib: GiB, 1 unless told; num_parts: parts, 4 unless told"),
-        ("gib", "gib=: GiB, 1 unless told; give a number of at least 0.5"),
+        ("size=1", "no setting 'size' .* gib: GiB .default 1.; num_parts: parts .default 4."),
+        ("gib", "gib= is invalid .GiB .default 1..; use a number, at least 0.5"),
         ("gib=0.4", "at least 0.5"),
         ("gib=nan", "at least 0.5"),
         ("gib=inf", "at least 0.5"),
-        ("num_parts=1.5", "a whole number of at least 1"),
-        ("num_parts=0", "a whole number of at least 1"),
+        ("num_parts=1.5", "use a whole number, at least 1"),
+        ("num_parts=0", "use a whole number, at least 1"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_with_what_can(given: str, words: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_valid_values(given: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         SIZED.with_settings([given])
 
 
-def test_a_benchmark_without_settings_says_so() -> None:
-    with pytest.raises(InvalidArgument, match="there are: none"):
+def test_a_benchmark_without_settings_reports_none() -> None:
+    with pytest.raises(InvalidArgument, match="settings: none"):
         TINY.with_settings(["gib=1"])
 
 
@@ -291,7 +292,7 @@ def test_the_machine_is_described_without_host_names_or_paths() -> None:
     assert {"python", "strata", "numpy"} <= describe_versions().keys()
 
 
-def test_a_processor_that_does_not_say_its_name_is_called_by_its_architecture(tmp_path: Path) -> None:
+def test_a_processor_without_a_name_is_reported_by_its_architecture(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast 9000 @ 3.0 GHz\n")
     assert cpu_model(cpuinfo) == "Fast 9000 @ 3.0 GHz"

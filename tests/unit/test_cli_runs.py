@@ -1,4 +1,4 @@
-"""`strata ps` and `strata logs`, as people and programs call them."""
+"""`strata ps` and `strata logs`: text and JSON output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from strata.cli import runs
-from strata.cli.runs import Wanted, age, reading, recent
+from strata.cli.runs import LogSelection, age, read_logs, recent
 from strata.errors import ConfigError
 from strata.launch.record.directory import RunDirectory, RunStatus, create, root
 from strata.launch.record.timeline import RunEvent
@@ -62,7 +62,7 @@ def refusal(*arguments: str) -> str:
 # -- ps ----------------------------------------------------------------------------------------------------------------
 
 
-def test_runs_are_listed_the_newest_first_with_what_they_do() -> None:
+def test_ps_lists_runs_newest_first_with_state_and_command() -> None:
     for number, (name, state) in enumerate((("old", "failed"), ("dead", "running"), ("new", "running"))):
         run = a_run(name, workers=4, arguments=("--lr", "0.1", "two words"))
         os.utime(run.path / "run.json", (1_000 + number, 1_000 + number))
@@ -78,7 +78,7 @@ def test_runs_are_listed_the_newest_first_with_what_they_do() -> None:
     assert lines[1].endswith("train.py --lr 0.1 'two words'")
 
 
-def test_as_json_there_is_one_object_a_line_without_the_variables() -> None:
+def test_ps_json_prints_one_object_per_line_without_environment_variables() -> None:
     run = a_run(workers=4, variables={"TOKEN": "secret"}, script="pack.train", is_module=True)
     a_run("second")
     put(run, "done", step=7, exit_code=0, reason="4 workers are done")
@@ -90,10 +90,10 @@ def test_as_json_there_is_one_object_a_line_without_the_variables() -> None:
     assert (rows["first"]["state"], rows["first"]["step"], rows["first"]["exit_code"]) == ("done", 7, 0)
     assert rows["first"]["command"] == "-m pack.train"
     assert rows["first"]["path"] == str(run.path)
-    assert rows["second"]["state"] == "interrupted", "it was made, and nobody runs it"
+    assert rows["second"]["state"] == "interrupted", "it was created, but no agent runs it"
 
 
-def test_of_runs_that_are_over_the_last_ten_are_listed_and_all_on_demand() -> None:
+def test_ps_lists_the_last_ten_ended_runs_unless_all_is_given() -> None:
     for number in range(13):
         run = a_run(f"run-{number:02}")
         os.utime(run.path / "run.json", (1_000 + number, 1_000 + number))
@@ -105,13 +105,13 @@ def test_of_runs_that_are_over_the_last_ten_are_listed_and_all_on_demand() -> No
         *(f"run-{number:02}" for number in range(12, 2, -1)),
         "run-00",
     ]
-    assert said.splitlines()[-1] == "2 older ones: strata ps --all"
+    assert said.splitlines()[-1] == "2 older runs not shown; strata ps --all lists all"
     assert len(call("ps", "--all").stdout.splitlines()) == 14
     assert len(call("ps", "--json").stdout.splitlines()) == 11
     assert recent([]) == []
 
 
-def test_without_runs_it_says_where_it_looked_and_damage_is_told_apart() -> None:
+def test_ps_prints_where_it_looked_and_reports_damaged_runs_on_stderr() -> None:
     assert call("ps").stdout == f"no runs in {root()}\n"
     assert call("ps", "--json").stdout == ""
     a_run("good")
@@ -120,10 +120,10 @@ def test_without_runs_it_says_where_it_looked_and_damage_is_told_apart() -> None
     result = call("ps", "--json")
 
     assert len(result.stdout.splitlines()) == 1
-    assert result.stderr.startswith(f"passed over: {root()}/bad\\x1b[2J has no run.json; ")
+    assert result.stderr.startswith(f"skipped: {root()}/bad\\x1b[2J has no run.json; ")
 
 
-def test_ages_are_short() -> None:
+def test_an_age_is_one_number_and_a_unit() -> None:
     assert [age(s) for s in (-5, 0, 59, 60, 3_599, 3_600, 86_400, 1e6)] == [
         "0s",
         "0s",
@@ -139,13 +139,13 @@ def test_ages_are_short() -> None:
 # -- logs --------------------------------------------------------------------------------------------------------------
 
 
-def test_of_one_worker_the_log_is_printed_as_it_is_but_for_control_sequences() -> None:
+def test_the_log_of_one_worker_is_printed_without_control_sequences() -> None:
     log(a_run(), 0, 0, "\x1b[31mstep 1\x1b[0m\n 10%\r 20%\r\nlast, without an end")
 
     assert call("logs", "first").output == "step 1\n 20%\nlast, without an end\n"
 
 
-def test_of_several_workers_each_line_begins_with_its_rank() -> None:
+def test_with_several_workers_each_line_starts_with_the_rank() -> None:
     run = a_run(workers=12)
     for rank in range(11):
         log(run, 0, rank, "old\n")
@@ -177,7 +177,7 @@ def test_the_worker_that_failed_first_comes_first() -> None:
     assert call("logs", "first", "--rank", "0").stdout == "words of 0\n"
 
 
-def test_what_is_not_there_is_refused_with_what_is() -> None:
+def test_a_missing_rank_or_attempt_is_refused_with_the_existing_ones() -> None:
     run = a_run(workers=4)
     assert refusal("logs", "first") == "run first has no logs; its workers were never started"
     for rank in range(4):
@@ -188,7 +188,7 @@ def test_what_is_not_there_is_refused_with_what_is() -> None:
     assert "did you mean first?" in refusal("logs", "frist")
 
 
-def test_following_a_run_that_is_over_ends_at_once() -> None:
+def test_following_an_ended_run_returns_at_once() -> None:
     run = a_run()
     put(run, "running", pid=0)
     log(run, 0, 0, "last words")
@@ -196,7 +196,7 @@ def test_following_a_run_that_is_over_ends_at_once() -> None:
     assert call("logs", "first", "-f").output == "last words\n"
 
 
-def test_a_very_long_line_is_broken_and_a_log_of_many_blocks_is_whole() -> None:
+def test_a_very_long_line_is_split_and_a_log_of_many_blocks_is_complete() -> None:
     log(a_run(), 0, 0, "x" * (3 << 20) + "\n" + "".join(f"line {n}\n" for n in range(200_000)))
 
     lines = call("logs", "first").output.splitlines()
@@ -208,21 +208,21 @@ def test_a_very_long_line_is_broken_and_a_log_of_many_blocks_is_whole() -> None:
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
-def follow(run: RunDirectory, wanted: Wanted, *pauses: Callable[[], None]) -> list[str]:
-    """What is read, as `attempt/rank: line`; in each pause something happens."""
+def follow(run: RunDirectory, selection: LogSelection, *pauses: Callable[[], None]) -> list[str]:
+    """Return the lines read, as `attempt/rank: line`; each pause runs the next of `pauses`."""
     left: Iterator[Callable[[], None]] = iter(pauses)
 
     def pause() -> None:
         happens = next(left)
         happens()
 
-    found = reading(run, wanted._replace(is_followed=True), pause=pause)
+    found = read_logs(run, selection._replace(is_followed=True), pause=pause)
     said = [f"{log.attempt}/{log.rank}: {line}" for log, lines in found for line in lines]
     assert list(left) == []
     return said
 
 
-def test_following_reads_on_until_the_run_is_over_and_misses_nothing() -> None:
+def test_following_reads_every_line_until_the_run_ends() -> None:
     run = a_run(workers=2)
     put(run, "starting")
 
@@ -232,7 +232,7 @@ def test_following_reads_on_until_the_run_is_over_and_misses_nothing() -> None:
 
     said = follow(
         run,
-        Wanted(),
+        LogSelection(),
         lambda: log(run, 0, 0, "one\ntwo\nthe"),
         lambda: log(run, 0, 1, "other\n"),
         lambda: None,
@@ -242,7 +242,7 @@ def test_following_reads_on_until_the_run_is_over_and_misses_nothing() -> None:
     assert said == ["0/0: one", "0/0: two", "0/1: other", "0/0: the end", "0/0: last"]
 
 
-def test_following_goes_on_with_the_next_attempts_and_shows_all_of_them() -> None:
+def test_following_continues_with_the_next_attempts() -> None:
     run = a_run(workers=2)
     put(run, "running")
     log(run, 0, 0, "before\n")
@@ -253,12 +253,12 @@ def test_following_goes_on_with_the_next_attempts_and_shows_all_of_them() -> Non
         log(run, 2, 0, "Error again\n")
         log(run, 3, 0, "d\ne\n")
 
-    said = follow(run, Wanted(num_lines=1), fails_twice, lambda: put(run, "stopped"))
+    said = follow(run, LogSelection(num_lines=1), fails_twice, lambda: put(run, "stopped"))
 
     assert said == ["0/0: before", "1/0: c", "1/0: Error", "2/0: Error again", "3/0: d", "3/0: e"]
 
 
-def test_following_one_attempt_ends_with_it() -> None:
+def test_following_one_attempt_ends_with_that_attempt() -> None:
     run = a_run(workers=2)
     put(run, "running")
     log(run, 0, 1, "a\n")
@@ -267,10 +267,10 @@ def test_following_one_attempt_ends_with_it() -> None:
         log(run, 0, 1, "b")
         log(run, 1, 1, "not wanted\n")
 
-    assert follow(run, Wanted(attempt=0, rank=1), next_attempt) == ["0/1: a", "0/1: b"]
+    assert follow(run, LogSelection(attempt=0, rank=1), next_attempt) == ["0/1: a", "0/1: b"]
 
 
-def test_following_ends_when_the_agent_is_killed_or_the_run_removed() -> None:
+def test_following_ends_if_the_agent_is_killed_or_the_run_is_removed() -> None:
     run = a_run()
     put(run, "running")
     log(run, 0, 0, "a\n")
@@ -279,6 +279,6 @@ def test_following_ends_when_the_agent_is_killed_or_the_run_removed() -> None:
         run.log_path(0, 0).unlink()
         (run.path / "status.json").unlink()
 
-    assert follow(run, Wanted(), lambda: put(run, "running", pid=0)) == ["0/0: a"]
+    assert follow(run, LogSelection(), lambda: put(run, "running", pid=0)) == ["0/0: a"]
     put(run, "running")
-    assert follow(run, Wanted(), remove) == ["0/0: a"]
+    assert follow(run, LogSelection(), remove) == ["0/0: a"]

@@ -1,4 +1,4 @@
-"""`import strata` binds names and does nothing else. Each look is taken in a fresh interpreter."""
+"""`import strata` binds names and does nothing else. Each test uses a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(run_fresh(f"{code}\nimport sys, json; print(json.dumps(list(sys.modules)))")))
 
 
-def test_importing_strata_loads_its_version_and_nothing_of_others() -> None:
+def test_importing_strata_loads_only_its_version() -> None:
     added = modules_after("import strata") - modules_after("import importlib, typing")
 
     assert {name for name in added if name.startswith("strata")} == {"strata", "strata._version"}
@@ -30,14 +30,14 @@ def test_importing_strata_loads_its_version_and_nothing_of_others() -> None:
     assert len(added) < 10, sorted(added)
 
 
-def test_importing_strata_starts_no_thread_and_makes_no_logger() -> None:
+def test_importing_strata_starts_no_thread_and_creates_no_logger() -> None:
     look = "import logging, threading; before = set(logging.root.manager.loggerDict); import strata; "
     report = "print(threading.active_count(), set(logging.root.manager.loggerDict) - before)"
 
     assert run_fresh(look + report).split() == ["1", "set()"]
 
 
-def test_the_errors_can_be_had_without_anything_heavy() -> None:
+def test_importing_the_errors_loads_nothing_heavy() -> None:
     assert {name.split(".")[0] for name in modules_after("import strata; strata.StrataError")} & HEAVY == set()
 
 
@@ -49,7 +49,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_importing_strata_takes_less_than_200_ms() -> None:
-    """The best of several runs, less a bare interpreter: what is measured is the import, not the machine's mood."""
+    """Takes the best of several runs, minus a bare interpreter, to measure the import, not the machine's load."""
 
     def best(code: str) -> float:
         times_s = []

@@ -1,4 +1,4 @@
-"""Text of other programs is shown, never obeyed."""
+"""Text of other programs is printed without control sequences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
 @given(ANY_TEXT)
-def test_whatever_is_printed_holds_no_control_characters(text: str) -> None:
+def test_printed_text_has_no_control_characters(text: str) -> None:
     out = io.StringIO()
     console = Console(file=out, width=200)
     table = Table(escape(text), title=escape(text))
@@ -54,14 +54,12 @@ def test_a_line_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         ("a\tb", "a   b", "a   b"),
     ],
 )
-def test_of_a_log_line_only_colours_are_kept_and_only_where_they_are_wanted(
-    line: str, plain: str, coloured: str
-) -> None:
+def test_a_log_line_keeps_only_its_colours_and_only_on_request(line: str, plain: str, coloured: str) -> None:
     assert log_line(line).strip() == plain
     assert log_line(line, with_colours=True) == coloured
 
 
-def test_warnings_are_printed_as_safely(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_are_escaped_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert logging.lastResort is not None
     before = logging.lastResort.formatter
     tame_logging()
@@ -73,6 +71,6 @@ def test_warnings_are_printed_as_safely(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "of a\\n\\x1b[2Jb\n"
 
 
-def test_one_is_not_plural() -> None:
+def test_one_takes_the_singular() -> None:
     assert [counted(n, "worker") for n in (0, 1, 2, 1_000)] == ["0 workers", "1 worker", "2 workers", "1,000 workers"]
     assert [counted(n, "entry", "entries") for n in (1, 2)] == ["1 entry", "2 entries"]

@@ -1,10 +1,11 @@
-"""Benchmarks: our figures beside those of others, measured in the same run on the same machine.
+"""Benchmarks of Strata and of comparable systems (peers), measured in the same run on the same machine.
 
     strata bench NAME
 
-Each benchmark is a list of contenders, ours and peers. Every contender runs in a fresh process each round, and the
-rounds are interleaved, so that a machine that slows down slows down everybody. `frame` holds what is measured and how
-samples become figures (pure), `run` the processes, `report` what people and programs read.
+A benchmark is a list of contenders: Strata and its peers. Every contender runs in a fresh process in each round, and
+rounds are interleaved, so that a machine that slows down affects all contenders alike. `frame` turns samples into
+figures and is pure, `run` starts the processes, `report` prints tables and JSON. `contenders/` has one module per
+measured system. A benchmark may import everything except the command line.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HOMES = {
     "recovery": "strata.bench.recovery",
     "shards": "strata.bench.shards",
 }
-"""Where each benchmark is: a module with a `BENCHMARK`, imported when it is asked for."""
+"""The module of each benchmark, which defines `BENCHMARK`; imported when the benchmark is requested."""
 
 
 def names() -> list[str]:
@@ -39,7 +40,7 @@ def get(name: str) -> Benchmark:
     if name not in _HOMES:
         nearest = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)[0]
         raise InvalidArgument(
-            f"there is no benchmark {name!r}; did you mean {nearest!r}? Known: {', '.join(names())}", field="name"
+            f"unknown benchmark {name!r}; did you mean {nearest!r}? Benchmarks: {', '.join(names())}", field="name"
         )
     benchmark: Benchmark = importlib.import_module(_HOMES[name]).BENCHMARK
     return benchmark
@@ -54,11 +55,12 @@ def main(
     only: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> int:
-    """Run a benchmark, show its figures, and return the exit code: 1 if a contender failed.
+    """Run a benchmark, print its figures and return the exit code: 1 if a contender failed.
 
-    Settings are given as NAME=VALUE; see the `settings` of the benchmark.
+    Args:
+        settings: Values of the benchmark's `settings`, as NAME=VALUE.
     """
-    from strata.bench.report import show  # noqa: PLC0415  rich and psutil are needed only here
+    from strata.bench.report import show  # noqa: PLC0415 (imports rich and psutil)
     from strata.bench.run import run_with_progress  # noqa: PLC0415
 
     benchmark = get(name).narrowed(only).with_settings(settings)

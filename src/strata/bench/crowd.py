@@ -1,5 +1,8 @@
-"""Many workers for little: the workers of a node share one raw session, their frames are built before the clock starts,
-and of what comes back only the kind and the time are looked at. Through a relay or without one, it is the same wire."""
+"""Many cheap simulated workers.
+
+The workers of a node share one session. Their frames are built before the clock starts, and only the kind and the time
+of an answer are examined. The same code talks to a relay and to a coordinator.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ if TYPE_CHECKING:
 JOB = "bench"
 WORKERS_PER_NODE = 8
 AT_ONCE = 25
-"""Nodes that connect and register together."""
+"""Nodes that connect and register at the same time."""
 ANSWER_S = 60.0
 MAX_MESSAGE_BYTES = 16 << 20
 WARM_UP_ROUNDS = 5
 
 
 class Node:
-    """One session and the workers that speak through it."""
+    """One session and the workers that share it."""
 
     def __init__(self, address: str, worker_ids: Sequence[str]) -> None:
         self.worker_ids = list(worker_ids)
@@ -57,7 +60,7 @@ class Node:
         self._tasks.append(asyncio.create_task(self._read()))
 
     def beat(self, *, first_s: float, every_s: float) -> None:
-        """Beats for all its workers from now on."""
+        """Start sending heartbeats for all workers of the node."""
         beats = [
             pb.Request(
                 id=number,
@@ -69,7 +72,7 @@ class Node:
         ]
         frame = pb.ClientFrame(requests=beats).SerializeToString()
         stream = self._stream
-        assert stream is not None, "it was not opened"
+        assert stream is not None, "the node is not open"
 
         async def forever() -> None:
             await asyncio.sleep(first_s)
@@ -80,7 +83,7 @@ class Node:
         self._tasks.append(asyncio.create_task(forever()))
 
     async def meet(self, frame: bytes, num_answers: int) -> tuple[float, list[float]]:
-        """Sends a frame of arrivals: when it was sent, and when each release came."""
+        """Send a frame of arrivals and return when it was sent and when each release came."""
         self._came_s, self._num_awaited = [], num_answers
         self._awaited = asyncio.get_running_loop().create_future()
         assert self._stream is not None
@@ -101,13 +104,13 @@ class Node:
         assert self._stream is not None
         try:
             while True:
-                self._hear(checked(await self._stream.read()), time.perf_counter())
+                self._receive(checked(await self._stream.read()), time.perf_counter())
         except (RuntimeError, StreamEnded) as error:
             if self._awaited is not None and not self._awaited.done():
                 self._awaited.set_exception(error)
             raise
 
-    def _hear(self, frame: pb.ServerFrame, now_s: float) -> None:
+    def _receive(self, frame: pb.ServerFrame, now_s: float) -> None:
         self._came_s += [now_s for response in frame.responses if response.HasField("wait_barrier")]
         if self._awaited is not None and len(self._came_s) == self._num_awaited and not self._awaited.done():
             self._awaited.set_result(None)
@@ -115,7 +118,7 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def gathered(addresses: Sequence[str], *, heartbeat_s: float = 1.0) -> AsyncIterator[list[Node]]:
-    """A node of registered workers at each address, a connection each; their beats are spread over the second."""
+    """Yield one node of registered workers per address, each with its own connection; heartbeats are spread evenly."""
     async with contextlib.AsyncExitStack() as stack:
         nodes = []
         for i, address in enumerate(addresses):
@@ -131,7 +134,7 @@ async def gathered(addresses: Sequence[str], *, heartbeat_s: float = 1.0) -> Asy
 
 
 def arrivals(node: Node, generation: int, step: int, *, folded: bool) -> bytes:
-    """A frame with the arrival of every worker; `folded`: as the one call that a relay makes of them."""
+    """Return a frame with the arrival of every worker; `folded` makes it one call, as a relay does."""
 
     def arrival(i: int) -> calls_pb2.WaitBarrierRequest:
         return calls_pb2.WaitBarrierRequest(
@@ -155,7 +158,7 @@ def arrivals(node: Node, generation: int, step: int, *, folded: bool) -> bytes:
 async def meet_often(
     nodes: Sequence[Node], generation: int, num_rounds: int, *, folded: bool, on_warm: Callable[[], None]
 ) -> list[float]:
-    """Barriers of all workers in lock-step: how long each waited after the last arrival was sent."""
+    """Run barriers of all workers and return how long each worker waited after the last arrival was sent."""
     rounds = [
         [arrivals(node, generation, step, folded=folded) for node in nodes]
         for step in range(WARM_UP_ROUNDS + num_rounds)
@@ -173,14 +176,14 @@ async def meet_often(
 
 
 async def opened(address: str, session_id: str) -> FramedStream:
-    """A bare connection, found as our client finds it: gRPC tells where."""
+    """Open a plain connection like the client: its address comes from a gRPC session."""
     hello = pb.ClientFrame(hello=pb.Hello(session_id=session_id))
-    told = GrpcStream.open(address, ClientSecurity(), OPTIONS)
+    grpc_stream = GrpcStream.open(address, ClientSecurity(), OPTIONS)
     try:
-        await told.write(hello)
-        welcome = (await told.read()).welcome
+        await grpc_stream.write(hello)
+        welcome = (await grpc_stream.read()).welcome
     finally:
-        await told.close()
+        await grpc_stream.close()
     stream = await FramedStream.open(address, welcome.frames, ClientSecurity(), max_message_bytes=MAX_MESSAGE_BYTES)
     await stream.write(hello)
     await stream.read()
@@ -188,7 +191,7 @@ async def opened(address: str, session_id: str) -> FramedStream:
 
 
 def checked(frame: pb.ServerFrame) -> pb.ServerFrame:
-    """A refusal is no answer."""
+    """Return the frame, or raise if it contains an error: an error must not count as an answer."""
     for response in frame.responses:
         if response.HasField("error"):
             raise RuntimeError(f"the server refused a call: {response.error.message}")

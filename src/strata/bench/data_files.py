@@ -1,10 +1,10 @@
 """The files that `strata bench data` reads: generated once, the same on every machine, kept for the next run.
 
-A dataset is a directory whose name says what is in it, and it appears only when it is whole: it is made beside its
-place, and renamed. Other contents are another `VERSION`. Ids count from 0, so what a reader must find (how many
-rows, and sums over their ids) is arithmetic and needs no look at the files.
+A dataset is a directory named after its contents. It is written under a temporary name and renamed when complete. If
+the contents change, raise `VERSION`. Ids count from 0, so the expected number of rows and the sums over their ids can
+be computed without reading the files.
 
-The peers' environment loads this file too, so it imports nothing of ours.
+Peers load this file in their own environment, so it does not import Strata.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PROJECTED = (ID, "value_40")
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What tells one set of rows from another: a row that is missing, repeated or another one changes it."""
+    """Checksum of a set of rows; a missing, repeated or different row changes it."""
 
     num_rows: int = 0
     id_sum: int = 0
@@ -79,7 +79,7 @@ class Files:
 
 
 def checksum_of(ids: range) -> Checksum:
-    """Of these ids, each once."""
+    """Return the checksum of these ids, each once."""
 
     def squares(below: int) -> int:
         return (below - 1) * below * (2 * below - 1) // 6
@@ -89,10 +89,10 @@ def checksum_of(ids: range) -> Checksum:
 
 
 def root() -> Path:
-    """Where the variable says, else in the checkout's own place for what is built, else in the temporary directory."""
-    said = os.environ.get(DIRECTORY_VARIABLE)
-    if said:
-        return Path(said)
+    """Return the directory of all datasets: from the variable, else `.build` of the checkout, else a temporary one."""
+    configured = os.environ.get(DIRECTORY_VARIABLE)
+    if configured:
+        return Path(configured)
     built = Path(__file__).resolve().parents[3] / ".build"
     return built / "bench-data" if built.is_dir() else Path(tempfile.gettempdir(), f"strata-bench-data-{os.getuid()}")
 
@@ -101,23 +101,21 @@ def root() -> Path:
 
 
 def table(num_rows: int) -> Files:
-    """Rows of 41 columns in 8 files of (at least) 4 row groups: an id, 13 dense, 26 categorical, a label."""
+    """Return rows of 41 columns in 8 files of at least 4 row groups: an id, 13 dense, 26 categorical, a label."""
     ids = _file_ids(num_rows)
     directory = kept(f"table-{num_rows}", lambda place: _write(place, ids, _group_rows(num_rows), rows_of_table))
     return Files(directory, checksum_of(range(num_rows)), len(COLUMNS))
 
 
 def table_again(num_rows: int, num_files: int) -> Files:
-    """So many files of the same size as those of `table`: the same ones, linked again and again. Fewer than 8 are its
-    first ones.
-    """
+    """Return `num_files` links to the files of `table`, in turn."""
     first, ids = table(num_rows), _file_ids(num_rows)
     directory = kept(f"table-{num_rows}-files-{num_files}", lambda place: _link(place, first.paths, num_files))
     return Files(directory, _sum(checksum_of(ids[number % NUM_FILES]) for number in range(num_files)), len(COLUMNS))
 
 
 def wide(num_rows: int, *, times: int) -> Files:
-    """Rows of 66 columns in 4 files, each linked so often."""
+    """Return rows of 66 columns in 4 files, each linked `times` times."""
     ids = _file_ids(num_rows)[: NUM_FILES // 2]
     once = kept(f"wide-{num_rows}", lambda place: _write(place, ids, _group_rows(num_rows), rows_of_wide))
     paths = sorted(once.glob("*.parquet"))
@@ -126,7 +124,7 @@ def wide(num_rows: int, *, times: int) -> Files:
 
 
 def many(num_files: int, *, rows_each: int) -> Files:
-    """Small files of 41 columns: copies of one, each a file of its own to the system."""
+    """Return small files of 41 columns: separate copies of one file."""
 
     def make(place: Path) -> None:
         _write(place, [range(rows_each)], rows_each, rows_of_table)
@@ -139,14 +137,14 @@ def many(num_files: int, *, rows_each: int) -> Files:
 
 
 def rows_of_table(ids: range, number: int) -> pa.Table:
-    """Values as click logs have them: dense ones that do not compress, categories of which few are frequent."""
+    """Return values as in click logs: dense ones that do not compress, and skewed categories."""
     rng = np.random.default_rng([SEED, number])
     arrays: dict[str, Any] = {ID: np.arange(ids.start, ids.stop, dtype=np.int64)}
     for name in DENSE:
         arrays[name] = rng.standard_normal(len(ids), np.float32)
-    for place, name in enumerate(CATEGORICAL):
-        num_values = 10 ** (1 + place % 7)  # from ten to ten million
-        kind = np.int64 if place % 2 else np.int32
+    for index, name in enumerate(CATEGORICAL):
+        num_values = 10 ** (1 + index % 7)  # from ten to ten million
+        kind = np.int64 if index % 2 else np.int32
         arrays[name] = (rng.random(len(ids), np.float32) ** 3 * num_values).astype(kind)
     arrays[LABEL] = (rng.random(len(ids), np.float32) < 0.05).astype(np.int8)
     return pa.table(arrays)
@@ -159,29 +157,29 @@ def rows_of_wide(ids: range, number: int) -> pa.Table:
     return pa.table(arrays)
 
 
-# --- making them ---
+# --- writing ---
 
 
 def kept(name: str, make: Callable[[Path], None]) -> Path:
-    """The directory of this name, made now if it is not there."""
-    place = root() / f"v{VERSION}-{name}"
-    if place.is_dir():
-        return place
+    """Return the directory of this name; create it if it does not exist."""
+    directory = root() / f"v{VERSION}-{name}"
+    if directory.is_dir():
+        return directory
     start = time.perf_counter()
-    _say(f"making {place} (once)")
+    _log(f"generating {directory} (once)")
     root().mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root()))
     try:
         make(beside)
         try:
-            beside.rename(place)
+            beside.rename(directory)
         except OSError:
-            if not place.is_dir():
-                raise  # else somebody else has made it meanwhile
+            if not directory.is_dir():
+                raise  # otherwise another process has created it meanwhile
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    _say(f"made {place.name} in {time.perf_counter() - start:.1f} s")
-    return place
+    _log(f"generated {directory.name} in {time.perf_counter() - start:.1f} s")
+    return directory
 
 
 def _write(place: Path, files: Sequence[range], group_rows: int, make: Callable[[range, int], pa.Table]) -> None:
@@ -196,7 +194,7 @@ def _write(place: Path, files: Sequence[range], group_rows: int, make: Callable[
         finally:
             if writer is not None:
                 writer.close()
-        _say(f"  {number + 1} of {len(files)} files: {len(ids):,} rows")
+        _log(f"  {number + 1} of {len(files)} files: {len(ids):,} rows")
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         list(pool.map(write, range(len(files))))
@@ -208,7 +206,7 @@ def _link(place: Path, paths: Sequence[Path], num_files: int) -> None:
 
 
 def _file_ids(num_rows: int) -> list[range]:
-    """Which ids each file of a table has."""
+    """Return the ids of each file of a table."""
     borders = [num_rows * number // NUM_FILES for number in range(NUM_FILES + 1)]
     return [range(first, last) for first, last in itertools.pairwise(borders)]
 
@@ -228,5 +226,5 @@ def _name(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

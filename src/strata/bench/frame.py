@@ -1,11 +1,11 @@
-"""What a benchmark is, and how the samples of its rounds become figures. No processes, no clock.
+"""What a benchmark is, and how the samples of its rounds become figures. Pure: no processes, no clock.
 
-A contender is a Python module that measures, then prints one line of JSON, its last:
+A contender is a Python module that measures and prints one JSON object as its last line:
 
-    {"figures": {"assign_10k_ms": 1.7}, "versions": {"uhashring": "2.4"}}      versions only where ours do not tell
-    {"not_installed": "uhashring"}                                             the peer is not there; no error
+    {"figures": {"assign_10k_ms": 1.7}, "versions": {"uhashring": "2.4"}}      versions of peers' packages
+    {"not_installed": "uhashring"}                                             the peer is missing; not an error
 
-It is given `--quick` when figures matter less than an answer soon, and finds settings in its environment.
+It receives `--quick` for a fast run with small sizes, and reads settings from its environment.
 """
 
 from __future__ import annotations
@@ -22,75 +22,76 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PROCESS_TIMEOUT_S = 300.0
-"""How long one round of one contender may take when it does not say."""
+"""Default deadline of one round of a contender."""
 
 USUAL_S = 15.0
-"""How long one round of a contender usually takes, on two cores, when it does not say."""
+"""Default estimate of how long one round of a contender takes on two cores."""
 
 QUICK_SHARE = 0.5
-"""Of that time, with `--quick`: starting processes takes as long as ever."""
+"""Share of the estimate that a round takes with `--quick`; starting processes is not faster."""
 
 MINUTE_S = 60.0
 
 MAX_LOST = 2
-"""Rounds that a contender may lose to its deadline before it is left out of the others."""
+"""Missed deadlines after which a contender is left out of further rounds."""
 
 MAX_ROUNDS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured quantity. Its key says what it is and, last, its unit."""
+    """One measured quantity. Its key names the quantity and ends with the unit."""
 
     key: str
     title: str
     unit: str = ""
     better: Literal["lower", "higher"] = "lower"
     peers: tuple[str, ...] = ()
-    """Keys of the figures of others that this one stands against."""
+    """Keys of the peers' figures that this one is compared with."""
     quotient: tuple[str, *tuple[str, ...]] | None = None
-    """It is not measured but is one figure over another, of the same round; over the best of several."""
+    """Computed instead of measured: the first figure divided by the second, or by the best of the others, per round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One who is measured: a module, run in its own process each round."""
+    """A measured system: a module that runs in a fresh process each round."""
 
     name: str
     module: str
     venv: Literal["ours", "peers"] = "ours"
-    """Whose interpreter runs it. One that runs in the peers' cannot import strata."""
+    """The virtual environment that runs it. A contender in `peers` cannot import strata."""
     timeout_s: float = PROCESS_TIMEOUT_S
     usual_s: float = USUAL_S
-    """What a round takes, for the estimate that is printed at the start."""
+    """Usual duration of a round, for the estimate printed at the start."""
 
     def __post_init__(self) -> None:
         if not 0 < self.usual_s <= self.timeout_s:
             raise ConfigError(
-                f"contender {self.name!r} usually takes usual_s={self.usual_s}, which must be above 0 and within its "
-                f"deadline, timeout_s={self.timeout_s}"
+                f"usual_s={self.usual_s} of contender {self.name!r} must be above 0 and at most its deadline, "
+                f"timeout_s={self.timeout_s}"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A size or a shape that the user may choose: `--set NAME=VALUE`, or the variable in the environment."""
+    """A size that the user can set: `--set NAME=VALUE` or the environment variable."""
 
     name: str
     title: str
-    """What it is, with its default."""
+    """Description with the default."""
     at_least: float
     whole: bool = True
 
     @property
     def variable(self) -> str:
-        """Where contenders find it."""
+        """The environment variable that contenders read."""
         return f"STRATA_BENCH_{self.name.upper()}"
 
     def checked(self, value: str) -> str:
-        """
+        """Return the value if it is valid.
+
         Raises:
-            InvalidArgument: It is no number, or too small a one.
+            InvalidArgument: The value is not a number, or too small.
         """
         kind = "a whole number" if self.whole else "a number"
         try:
@@ -99,7 +100,8 @@ class Setting:
             found = math.nan
         if not self.at_least <= found < math.inf:
             raise InvalidArgument(
-                f"--set {self.name}={value}: {self.title}; give {kind} of at least {self.at_least:g}", field="set"
+                f"--set {self.name}={value} is invalid ({self.title}); use {kind}, at least {self.at_least:g}",
+                field="set",
             )
         return value
 
@@ -113,36 +115,36 @@ class Benchmark:
     rounds: int = 5
     quick_rounds: int = 2
     notes: tuple[str, ...] = ()
-    """What a reader must know to read the figures right."""
+    """How the figures were measured; printed below the tables."""
     settings: tuple[Setting, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What contenders find in theirs, besides ours."""
+    """Variables added to the environment of contenders."""
 
     def __post_init__(self) -> None:
         keys = [figure.key for figure in self.figures]
         if len(set(keys)) != len(keys):
-            raise ConfigError(f"benchmark {self.name!r} names a figure twice: {sorted(keys)}")
+            raise ConfigError(f"benchmark {self.name!r} has two figures with the same key: {sorted(keys)}")
         named = {key for figure in self.figures for key in (*figure.peers, *(figure.quotient or ()))}
         unknown = named - set(keys)
         if unknown:
-            raise ConfigError(f"benchmark {self.name!r} compares with figures that it does not have: {sorted(unknown)}")
+            raise ConfigError(f"benchmark {self.name!r} refers to unknown figures: {sorted(unknown)}")
 
     def narrowed(self, only: Sequence[str]) -> Benchmark:
-        """The same with these contenders alone; all, if none is named."""
+        """Return the benchmark with only these contenders; with all if none is named."""
         known = {contender.name for contender in self.contenders}
-        strangers = sorted(set(only) - known)
-        if strangers:
+        unknown = sorted(set(only) - known)
+        if unknown:
             raise InvalidArgument(
-                f"benchmark {self.name!r} has no contender {strangers[0]!r}; known: {', '.join(sorted(known))}",
+                f"benchmark {self.name!r} has no contender {unknown[0]!r}; it has: {', '.join(sorted(known))}",
                 field="only",
             )
         return replace(self, contenders=tuple(c for c in self.contenders if not only or c.name in only))
 
     def with_settings(self, given: Sequence[str]) -> Benchmark:
-        """The same with other sizes, each given as NAME=VALUE.
+        """Return the benchmark with these settings, each given as NAME=VALUE.
 
         Raises:
-            InvalidArgument: There is no such setting, or its value cannot be; the message says what there is.
+            InvalidArgument: The setting is unknown or its value invalid; the message lists the settings.
         """
         by_name = {setting.name: setting for setting in self.settings}
         environment = dict(self.environment)
@@ -151,7 +153,7 @@ class Benchmark:
             if name not in by_name:
                 known = "; ".join(f"{setting.name}: {setting.title}" for setting in self.settings) or "none"
                 raise InvalidArgument(
-                    f"benchmark {self.name!r} has no setting {name!r} (of --set {one}); there are: {known}",
+                    f"benchmark {self.name!r} has no setting {name!r} (--set {one}); settings: {known}",
                     field="set",
                 )
             environment[by_name[name].variable] = by_name[name].checked(value)
@@ -161,23 +163,23 @@ class Benchmark:
         if rounds is None:
             return self.quick_rounds if quick else self.rounds
         if not 1 <= rounds <= MAX_ROUNDS:
-            raise InvalidArgument(f"rounds={rounds} must be from 1 to {MAX_ROUNDS}", field="rounds")
+            raise InvalidArgument(f"rounds={rounds} is out of range; use 1 to {MAX_ROUNDS}", field="rounds")
         return rounds
 
     def estimate(self, rounds: int | None, *, quick: bool) -> str:
-        """How long it will take, and when it ends at the latest, in words."""
+        """Return the estimated and the longest possible duration as a sentence."""
         num_rounds = self.num_rounds(rounds, quick=quick)
         usual_s = num_rounds * sum(each.usual_s for each in self.contenders) * (QUICK_SHARE if quick else 1.0)
         deadline_s = num_rounds * sum(each.timeout_s for each in self.contenders)
         return (
             f"{self.name}: {_counted(num_rounds, 'round')} of {_counted(len(self.contenders), 'contender')}, "
-            f"about {_duration(usual_s)}; every contender has a deadline, so at most {_duration(deadline_s)}"
+            f"about {_duration(usual_s)}, at most {_duration(deadline_s)}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over the rounds."""
+    """A figure over all rounds."""
 
     median: float
     min: float
@@ -186,7 +188,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one contender measured in one round."""
+    """The figures of one contender in one round."""
 
     contender: str
     round: int
@@ -196,7 +198,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A contender that has nothing to measure here, and how to change that."""
+    """A contender that is not installed, and how to install it."""
 
     contender: str
     note: str
@@ -204,19 +206,19 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A contender that should have answered and did not."""
+    """A contender that did not report figures."""
 
     contender: str
     round: int
     reason: str
     stderr_tail: str = ""
     is_lost: bool = False
-    """It missed its deadline; the next round may go better."""
+    """It missed its deadline; the next round may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything that came out of a run."""
+    """The results of a benchmark."""
 
     samples: tuple[Sample, ...]
     absent: tuple[Absent, ...] = ()
@@ -224,7 +226,7 @@ class Outcome:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What the contenders say about the packages they measured."""
+        """The versions of the packages that the contenders measured."""
         found: dict[str, str] = {}
         for sample in self.samples:
             found |= sample.versions
@@ -232,40 +234,40 @@ class Outcome:
 
 
 def interleave(contenders: Sequence[Contender], rounds: int) -> list[tuple[int, Contender]]:
-    """Who runs when: A B C, A B C, …; never A A A, B B B, where a machine that slows down would slow down only C."""
+    """Return the order A B C, A B C, …, so that a machine that slows down affects all contenders and not only C."""
     return [(number, contender) for number in range(rounds) for contender in contenders]
 
 
 def is_left_out(failures: Sequence[Failure]) -> bool:
-    """Whether a contender with these failures is not run again: it has failed, or missed its deadline too often."""
+    """Return whether a contender is not run again: it has failed, or missed its deadline too often."""
     return len(failures) >= MAX_LOST or any(not failure.is_lost for failure in failures)
 
 
 def read_answer(stdout: str, *, contender: str, round_: int, known: frozenset[str]) -> Sample | Absent | Failure:
-    """The last line a contender printed, as what it means; `known` are the figures the benchmark has."""
+    """Parse the last line that a contender printed; `known` are the keys of the benchmark's figures."""
     lines = stdout.strip().splitlines()
     if not lines:
-        return Failure(contender, round_, "printed nothing; its last line must be a JSON object of figures")
+        return Failure(contender, round_, "printed nothing; the last line must be a JSON object of figures")
     try:
         answer = json.loads(lines[-1])
     except ValueError:
         answer = None
     match answer:
         case {"not_installed": str(package)}:
-            return Absent(contender, f"{package} is not installed; get it with `make bench-setup`")
+            return Absent(contender, f"{package} is not installed; run `make bench-setup`")
         case {"figures": dict(figures)}:
             wrong = [key for key, value in figures.items() if key not in known or not _is_number(value)]
             if wrong or not figures:
-                return Failure(contender, round_, f"gave figures that are unknown or no numbers: {sorted(wrong)}")
+                return Failure(contender, round_, f"reported unknown or non-numeric figures: {sorted(wrong)}")
             named = answer.get("versions")
             versions = {str(k): str(v) for k, v in named.items()} if isinstance(named, dict) else {}
             return Sample(contender, round_, {key: float(value) for key, value in figures.items()}, versions)
         case _:
-            return Failure(contender, round_, f"its last line is not a JSON object of figures: {lines[-1][:200]!r}")
+            return Failure(contender, round_, f"the last line is not a JSON object of figures: {lines[-1][:200]!r}")
 
 
 def aggregate(samples: Sequence[Sample]) -> dict[str, Spread]:
-    """Median, least and most of each figure over the rounds."""
+    """Return median, minimum and maximum of each figure over the rounds."""
     values: dict[str, list[float]] = {}
     for sample in samples:
         for key, value in sample.figures.items():
@@ -274,7 +276,7 @@ def aggregate(samples: Sequence[Sample]) -> dict[str, Spread]:
 
 
 def quotients(figures: Sequence[Figure], samples: Sequence[Sample]) -> list[Sample]:
-    """The figures that are one over another, round by round: the two of a round ran under the same weather."""
+    """Return the computed figures, divided within each round, because conditions differ between rounds."""
     by_round: dict[int, dict[str, float]] = {}
     for sample in samples:
         by_round.setdefault(sample.round, {}).update(sample.figures)
@@ -297,9 +299,9 @@ def _best(figure: Figure, measured: Mapping[str, float]) -> float:
 
 
 def ratios(figure: Figure, peer: str, samples: Sequence[Sample]) -> Spread | None:
-    """How many times better ours is than the peer's; above 1 we win. None if the two never met in a round.
+    """Return how many times better Strata is than the peer; None if no round has both figures.
 
-    Taken round by round, since the two of a round ran under the same weather, and only then summarised.
+    The ratio is computed within each round, because conditions differ between rounds, and then summarised.
     """
     by_round: dict[int, dict[str, float]] = {}
     for sample in samples:
@@ -321,7 +323,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Rounded up to what somebody who waits wants to know: 40 s, 3 min, 1 h 20 min."""
+    """Return a duration rounded up: 40 s, 3 min, 1 h 20 min."""
     if seconds <= MINUTE_S:
         return f"{math.ceil(seconds / 10) * 10} s"
     hours, minutes = divmod(math.ceil(seconds / MINUTE_S), 60)

@@ -1,5 +1,7 @@
-"""Load on a gRPC server, the same for us and for the echo that we compare with. Bytes in, bytes out: the client's own
-work is done before the clock starts."""
+"""Load on a gRPC server, the same for the coordinator and for the plain echo server.
+
+Messages are serialised before the clock starts, so that the client's work is not measured.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ WARM_UP_S = 0.5
 async def unary_rate(
     address: str, method: str, payload: bytes, *, seconds: float, concurrency: int, security: ClientSecurity = OPEN
 ) -> float:
-    """Answers per second to the same unary call, `concurrency` of them at a time."""
+    """Return answers per second to one unary call, with `concurrency` calls at a time."""
     metadata = security.metadata()
     async with security.channel(address, OPTIONS) as channel:
         call: Any = channel.unary_unary(method)
@@ -54,7 +56,7 @@ async def stream_rate(
     count: Callable[[bytes], int],
     security: ClientSecurity = OPEN,
 ) -> float:
-    """Answers per second over several streams, each sending its frames with at most `window` frames unanswered."""
+    """Return answers per second over several streams, each with at most `window` unanswered frames."""
     metadata = security.metadata()
     async with security.channel(address, OPTIONS) as channel:
 
@@ -83,7 +85,7 @@ def count_requests(frame: bytes) -> int:
 
 
 def count_responses(frame: bytes) -> int:
-    """A refusal is not an answer: a benchmark of errors would be a fast one."""
+    """Return the number of answers; raise on an error, because errors are faster than answers."""
     responses = pb.ServerFrame.FromString(frame).responses
     for response in responses:
         if response.HasField("error"):
@@ -92,7 +94,7 @@ def count_responses(frame: bytes) -> int:
 
 
 def framed(requests: Iterable[pb.Request], *, size: int) -> list[bytes]:
-    """Whole frames only, so that every frame costs the same."""
+    """Return full frames only, so that every frame costs the same."""
     everything = list(requests)
     whole = len(everything) - len(everything) % size
     return [pb.ClientFrame(requests=everything[i : i + size]).SerializeToString() for i in range(0, whole, size)]

@@ -1,4 +1,4 @@
-"""The machine and the versions behind a figure; no host names, no paths, so that a report can be shown to anybody."""
+"""The machine and the package versions of a report. No host names and no paths, so that a report can be published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 from strata import __version__
 
 PACKAGES = ("grpcio", "numpy", "obstore", "optuna", "protobuf", "pyarrow", "ray", "sqlalchemy", "torch", "xxhash")
-"""Packages whose version can explain a figure; those that are installed are named."""
+"""Packages whose version may explain a figure; only installed ones are reported."""
 
 
 def describe_machine() -> dict[str, str | int | float]:
@@ -38,7 +38,7 @@ def describe_versions() -> dict[str, str]:
 
 
 def cpu_model(cpuinfo: Path) -> str:
-    """The name the processor gives itself; some architectures do not say."""
+    """Return the name of the processor; the architecture if the kernel does not know the name."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -47,6 +47,6 @@ def cpu_model(cpuinfo: Path) -> str:
 
 
 def filesystem(path: Path) -> str:
-    """The type of the file system that holds a directory."""
+    """Return the type of the file system that holds a directory."""
     holding = [part for part in psutil.disk_partitions(all=True) if path.is_relative_to(part.mountpoint)]
     return max(holding, key=lambda part: len(part.mountpoint)).fstype if holding else "unknown"

@@ -1,4 +1,4 @@
-"""`strata bench overhead`: what the runtime costs a training loop, and how soon a job makes its first step."""
+"""`strata bench overhead`: the cost of the runtime in a training loop, and the time to a job's first step."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ BENCHMARK = Benchmark(
         Contender(name="torchrun start", module="strata.bench.contenders.overhead_start_torchrun", usual_s=15.0),
     ),
     figures=(
-        Figure(key="overhead_fraction", title="time of a step with the runtime, over that of the bare loop, less 1"),
-        Figure(key="noise_fraction", title="… the same of the bare loop and another bare one: what means nothing"),
-        Figure(key="overhead_cpu_fraction", title="of the CPU time of the training thread, the same"),
-        Figure(key="in_calls_fraction", title="part of a step that is spent in our calls, measured around them"),
-        Figure(key="step_ms", title="a step with the runtime, saves included", unit="ms", peers=("bare_step_ms",)),
-        Figure(key="bare_step_ms", title="a step of the bare loop", unit="ms"),
+        Figure(key="overhead_fraction", title="step time with Strata / plain loop, minus 1"),
+        Figure(key="noise_fraction", title="… plain loop / another plain loop, minus 1: the noise"),
+        Figure(key="overhead_cpu_fraction", title="… CPU time of the training thread, minus 1"),
+        Figure(key="in_calls_fraction", title="share of a step spent in Strata's calls"),
+        Figure(key="step_ms", title="step with Strata, including saves", unit="ms", peers=("bare_step_ms",)),
+        Figure(key="bare_step_ms", title="step of the plain loop", unit="ms"),
         Figure(key="report_us", title="ctx.report", unit="µs"),
-        Figure(key="maybe_checkpoint_us", title="ctx.maybe_checkpoint when it is not time", unit="µs"),
-        Figure(key="save_stall_ms", title="ctx.maybe_checkpoint when it is: until training goes on", unit="ms"),
+        Figure(key="maybe_checkpoint_us", title="ctx.maybe_checkpoint without a save", unit="µs"),
+        Figure(key="save_stall_ms", title="ctx.maybe_checkpoint with a save: training stall", unit="ms"),
         Figure(
             key="start_over_torchrun",
-            title="command to first step: ours, over torchrun's",
+            title="command to first step: Strata / torchrun",
             quotient=("start_s", "torchrun_start_s"),
         ),
-        Figure(key="start_s", title="strata run to the first step", unit="s", peers=("torchrun_start_s",)),
-        Figure(key="torchrun_start_s", title="torchrun: command to the first step", unit="s"),
+        Figure(key="start_s", title="strata run: command to first step", unit="s", peers=("torchrun_start_s",)),
+        Figure(key="torchrun_start_s", title="torchrun: command to first step", unit="s"),
     ),
     rounds=5,
     quick_rounds=1,
     notes=(
-        "A step is forward, backward and Adam of a network on one core; its batch is chosen so that it takes 20 ms.",
-        "With the runtime: under strata run, a report after every step, a checkpoint every 50 steps.",
-        "Three fresh processes a round take turns of 10 steps: ours, and bare twice. All end with the same weights.",
-        "What starts is one script for both: 2 gloo ranks with DDP, one step. It knows nothing of us.",
+        "A step is forward, backward and Adam on one core; the batch size is chosen so that a step takes 20 ms.",
+        "With Strata: under strata run, a report after every step, a checkpoint every 50 steps.",
+        "In each round, Strata and two plain loops alternate every 10 steps, and end with the same weights.",
+        "Start: the same script for both, 2 gloo ranks with DDP and one step. It does not import Strata.",
     ),
 )

@@ -1,8 +1,8 @@
-"""Process trees of a benchmark: whatever it starts ends with it.
+"""Process trees of a benchmark: every process that a contender starts ends with it.
 
-torchrun and Ray put their processes into sessions of their own, so killing a process group leaves some behind. While a
-contender runs, this process adopts the orphans among its descendants (`PR_SET_CHILD_SUBREAPER`); none can leave the
-tree, and all of it is killed. Signals that end the benchmark become exceptions, so that this happens then, too.
+torchrun and Ray start processes in their own sessions, so killing a process group leaves some behind. While a contender
+runs, this process adopts orphaned descendants (`PR_SET_CHILD_SUBREAPER`): none can leave the tree, and the whole tree
+is killed. Signals that end the benchmark become exceptions, so that the tree is killed then too.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KILL_TIMEOUT_S = 10.0
-"""A process that is inside the kernel may take a moment to die."""
+"""A process inside a system call may take a moment to die."""
 _PR_SET_CHILD_SUBREAPER = 36
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def killed_with_descendants() -> Iterator[None]:
-    """Kills every process that was started inside, and what these have started, however the block ends."""
+    """Kill every process started inside the block, with its descendants, however the block ends."""
     here = psutil.Process()
     before = set(here.children())
-    _adopt_orphans(wanted=True)
+    _adopt_orphans(is_enabled=True)
     try:
         yield
     finally:
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # somebody is impatient; this takes a moment only
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a second Ctrl-C must not interrupt the cleanup
         try:
             _kill(here, spare=before)
-            _adopt_orphans(wanted=False)
+            _adopt_orphans(is_enabled=False)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _kill(here: psutil.Process, *, spare: set[psutil.Process]) -> None:
-    """Again and again: a process may fork between the look and the kill."""
+    """Kill until none is left, because a process may fork between the listing and the kill."""
     deadline_s = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < deadline_s:
         started = [child for child in here.children() if child not in spare]
@@ -52,7 +52,7 @@ def _kill(here: psutil.Process, *, spare: set[psutil.Process]) -> None:
         for process in (*started, *(each for child in started for each in _descendants(child))):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(started, timeout=1.0)  # those of them that are ours to wait for
+        psutil.wait_procs(started, timeout=1.0)  # only children can be waited for
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
@@ -62,13 +62,13 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _adopt_orphans(*, wanted: bool) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+def _adopt_orphans(*, is_enabled: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_enabled), 0, 0, 0)
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP an exception, as Ctrl-C is one, so that contenders are killed on the way out."""
+    """Turn SIGTERM and SIGHUP into exceptions, like Ctrl-C, so that contenders are killed on exit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""`strata bench recovery`: from `kill -9` of a worker to the next training step, beside those who also restart jobs."""
+"""`strata bench recovery`: from `kill -9` of a worker to the next training step, against torchrun and Ray Train."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ BENCHMARK = Benchmark(
     figures=(
         Figure(
             key="recovery_over_fastest",
-            title="kill to next step: ours, over the faster one's of the others",
+            title="kill to next step: Strata / faster peer",
             quotient=("recovery_s", "torchrun_recovery_s", "ray_train_recovery_s"),
         ),
         Figure(
             key="recovery_over_torchrun",
-            title="kill to next step: ours, over torchrun's",
+            title="kill to next step: Strata / torchrun",
             quotient=("recovery_s", "torchrun_recovery_s"),
         ),
         Figure(
             key="recovery_over_ray_train",
-            title="kill to next step: ours, over Ray Train's",
+            title="kill to next step: Strata / Ray Train",
             quotient=("recovery_s", "ray_train_recovery_s"),
         ),
         Figure(
             key="start_over_torchrun",
-            title="command to first step: ours, over torchrun's",
+            title="command to first step: Strata / torchrun",
             quotient=("start_s", "torchrun_start_s"),
         ),
         Figure(
             key="recovery_s",
-            title="kill -9 of a worker to the next step",
+            title="strata run: kill -9 of a worker to the next step",
             unit="s",
             peers=("torchrun_recovery_s", "ray_train_recovery_s"),
         ),
-        Figure(key="detection_s", title="… until the agent knows", unit="s"),
-        Figure(key="restart_s", title="… until the others have ended and new ones begin", unit="s"),
-        Figure(key="restore_s", title="… until the last checkpoint is loaded", unit="s"),
-        Figure(key="first_step_s", title="… until the first step is made", unit="s"),
-        Figure(key="start_s", title="strata run to the first step", unit="s", peers=("torchrun_start_s",)),
+        Figure(key="detection_s", title="… failure detected", unit="s"),
+        Figure(key="restart_s", title="… workers restarted", unit="s"),
+        Figure(key="restore_s", title="… checkpoint restored", unit="s"),
+        Figure(key="first_step_s", title="… first step finished", unit="s"),
+        Figure(key="start_s", title="strata run: command to first step", unit="s", peers=("torchrun_start_s",)),
         Figure(key="torchrun_recovery_s", title="torchrun: kill -9 of a worker to the next step", unit="s"),
-        Figure(key="torchrun_start_s", title="torchrun: command to the first step", unit="s"),
-        Figure(key="torchrun_lost_jobs", title="torchrun: jobs that did not come back, and are not measured"),
+        Figure(key="torchrun_start_s", title="torchrun: command to first step", unit="s"),
+        Figure(key="torchrun_lost_jobs", title="torchrun: jobs that did not recover and are not measured"),
         Figure(key="ray_train_recovery_s", title="Ray Train: kill -9 of a worker to the next step", unit="s"),
-        Figure(key="ray_train_start_s", title="Ray Train: command to the first step", unit="s"),
-        Figure(key="ray_train_lost_jobs", title="Ray Train: jobs that did not come back, and are not measured"),
+        Figure(key="ray_train_start_s", title="Ray Train: command to first step", unit="s"),
+        Figure(key="ray_train_lost_jobs", title="Ray Train: jobs that did not recover and are not measured"),
     ),
     rounds=5,
     quick_rounds=1,
     notes=(
-        "2 gloo ranks train a small network with DDP and Adam, 20 ms a step; saved every 10 steps, one killed at 25.",
-        "torchrun restarts all workers, too; its job uses torch.save in the training thread, its rows are in memory.",
-        "A restart of torchrun's in which gloo does not connect is followed by another one, and counts.",
-        "A peer's job that has not come back 90 s after its start is counted as lost; torchrun gets a second one.",
-        "Ray Train (FailureConfig) does, too, with the same job; its start is also that of a Ray cluster.",
-        "Ours reads its rows from Parquet, shuffled, saves asynchronously, and goes on at the exact row.",
+        "2 gloo ranks train a small network with DDP and Adam, 20 ms per step; saved every 10 steps, killed at 25.",
+        "Strata reads shuffled Parquet rows, saves asynchronously and resumes at the exact row.",
+        "torchrun and Ray Train (FailureConfig) restart all workers; their job uses torch.save and rows in memory.",
+        "If gloo does not connect after a restart of torchrun, torchrun restarts again; that time counts.",
+        "A peer's job that has not recovered 90 s after its start counts as lost; torchrun gets a second try.",
+        "The start of Ray Train includes the start of a Ray cluster.",
     ),
 )

@@ -1,7 +1,7 @@
-"""Many relays in one process, each with its own server and session upstream: `relay_host UPSTREAM PREFIX COUNT`.
+"""Many relays in one process, each with its own server and upstream session: `relay_host UPSTREAM PREFIX COUNT`.
 
-In earnest every node has its own. A process for each would take minutes to start on a small machine and gigabytes of
-memory, and what a call passes through would be the same.
+In production every node runs its own relay. On a small machine, one process per relay would take minutes to start and
+gigabytes of memory, and a call would pass through the same code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run looks like to people (tables) and to programs (one JSON object)."""
+"""The report of a benchmark: tables for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from strata.bench.frame import Spread, aggregate, ratios
 from strata.bench.machine import describe_machine, describe_versions
+from strata.printing import counted
 from strata.terminal import Console
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def show(benchmark: Benchmark, outcome: Outcome, *, as_json: bool) -> None:
-    """Tables to stdout, failures to stderr; with `as_json` one object is all that goes to stdout, in a line."""
+    """Print tables to stdout and failures to stderr; with `as_json`, print only one line of JSON to stdout."""
     err = Console(stderr=True)
     out = err if as_json else Console()
     comparisons = comparison_table(benchmark, outcome)
@@ -36,7 +37,7 @@ def show(benchmark: Benchmark, outcome: Outcome, *, as_json: bool) -> None:
 
 
 def as_object(outcome: Outcome) -> dict[str, Any]:
-    """`{"figures", "machine", "versions"}`; a figure without spread is a number."""
+    """Return `{"figures", "machine", "versions"}`; a figure without spread is a number."""
     return {
         "figures": {key: _plain(found) for key, found in aggregate(outcome.samples).items()},
         "machine": describe_machine(),
@@ -45,10 +46,10 @@ def as_object(outcome: Outcome) -> dict[str, Any]:
 
 
 def comparison_table(benchmark: Benchmark, outcome: Outcome) -> Table:
-    """Ours against each peer that was there: the ratio first, since machines differ and ratios travel."""
-    table = Table(title=f"{benchmark.title}: against peers", title_justify="left")
-    table.add_column("ours is better by", justify="right")
-    for column in ("figure", "ours", "peer"):
+    """Return a table of Strata against each measured peer; the ratio comes first, as it depends less on the machine."""
+    table = Table(title=f"{benchmark.title}: compared with peers", title_justify="left")
+    table.add_column("better by", justify="right")
+    for column in ("figure", "Strata", "peer"):
         table.add_column(column)
     found = aggregate(outcome.samples)
     by_key = {figure.key: figure for figure in benchmark.figures}
@@ -68,7 +69,7 @@ def comparison_table(benchmark: Benchmark, outcome: Outcome) -> Table:
 
 def figure_table(benchmark: Benchmark, outcome: Outcome) -> Table:
     rounds = 1 + max((sample.round for sample in outcome.samples), default=-1)
-    table = Table(title=f"{benchmark.title}: median of {rounds} processes", title_justify="left")
+    table = Table(title=f"{benchmark.title}: median of {counted(rounds, 'round')}", title_justify="left")
     table.add_column("figure")
     table.add_column("median", justify="right", no_wrap=True)
     table.add_column("unit", no_wrap=True)
@@ -82,7 +83,7 @@ def figure_table(benchmark: Benchmark, outcome: Outcome) -> Table:
 
 
 def number(value: float) -> str:
-    """Three or four digits that matter: 0.0123, 1.234, 123.5, 12,346."""
+    """Return a number with three or four significant digits: 0.0123, 1.234, 123.5, 12,346."""
     if value == 0 or abs(value) >= 1_000:
         return f"{value:,.0f}"
     if abs(value) < 1:

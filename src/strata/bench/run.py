@@ -1,8 +1,8 @@
-"""Running contenders: one fresh process for each round of each.
+"""Runs contenders: one fresh process per contender and round.
 
-A contender that is not installed or that fails is not run again; one that misses its deadline is counted as lost and
-gets another chance. The others go on. Whatever a contender started is killed with it, also when the benchmark itself is
-ended.
+A contender that is not installed or fails is not run again; one that misses its deadline counts as lost and gets a
+second chance. The other contenders continue. Every process that a contender started is killed with it, even if the
+benchmark itself is ended.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PEERS_VENV_VARIABLE = "STRATA_PEERS_VENV"
 PEERS_VENV = ".venv-peers"
 
 MAX_OUTPUT_BYTES = 1024 * 1024
-"""How much of the end of a contender's output is looked at."""
+"""Maximum size of the end of a contender's output that is read."""
 
 STDERR_LINES = 15
-"""How many of a failed contender's last words are shown."""
+"""Last lines of a failed contender's stderr that are shown."""
 
 
 def run_benchmark(
@@ -50,7 +50,7 @@ def run_benchmark(
     quick: bool = False,
     on_start: Callable[[int, Contender], None] | None = None,
 ) -> Outcome:
-    """Run every contender in every round, interleaved; `on_start` hears of each process before it starts."""
+    """Run every contender in every round, interleaved; call `on_start` before each process."""
     known = frozenset(figure.key for figure in benchmark.figures)
     peers_python = find_peers_python()
     samples: list[Sample] = []
@@ -85,7 +85,7 @@ def run_benchmark(
 
 
 def run_with_progress(benchmark: Benchmark, *, rounds: int | None = None, quick: bool = False) -> Outcome:
-    """`run_benchmark`, with an estimate of the time it takes on stderr, and a bar if that is a terminal."""
+    """Run a benchmark; print an estimate of the time to stderr, and a progress bar if it is a terminal."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
@@ -106,7 +106,7 @@ def run_with_progress(benchmark: Benchmark, *, rounds: int | None = None, quick:
 
 
 def find_peers_python() -> Path | None:
-    """The interpreter of the peers' own environment: where the variable says, else beside the checkout, else here."""
+    """Return the interpreter of the peers' environment: from the variable, the checkout or the current directory."""
     named = os.environ.get(PEERS_VENV_VARIABLE)
     checkout = Path(__file__).resolve().parents[3]
     venvs = [Path(named)] if named else [checkout / PEERS_VENV, Path.cwd() / PEERS_VENV]
@@ -123,10 +123,10 @@ def _run_once(
     environment: Mapping[str, str],
 ) -> Sample | Absent | Failure:
     if contender.venv == "peers" and peers_python is None:
-        return Absent(contender.name, "the peers' environment is not there; make it with `make bench-setup`")
+        return Absent(contender.name, "the peers' environment does not exist; run `make bench-setup`")
     command = [*_command(contender, peers_python), *(["--quick"] if quick else [])]
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        # Files and not pipes: a grandchild that lives on can neither block us nor fill our memory.
+        # Files instead of pipes: a surviving grandchild can neither block this process nor fill its memory.
         code = _wait(command, stdout, stderr, timeout_s=contender.timeout_s, environment=environment)
         if code == 0:
             answer = read_answer(_tail(stdout), contender=contender.name, round_=number, known=known)
@@ -134,22 +134,22 @@ def _run_once(
                 return answer
             reason = answer.reason
         elif code is None:
-            reason = f"lost: did not finish within {contender.timeout_s:g} s and was killed"
+            reason = f"lost: killed after its deadline of {contender.timeout_s:g} s"
         elif code < 0:
-            reason = f"was killed by {signal.Signals(-code).name}"
+            reason = f"killed by {signal.Signals(-code).name}"
         else:
-            reason = f"ended with exit code {code}"
-        words = "\n".join(_tail(stderr).strip().splitlines()[-STDERR_LINES:])
-        return Failure(contender.name, number, reason, words, is_lost=code is None)
+            reason = f"failed with exit code {code}"
+        last_lines = "\n".join(_tail(stderr).strip().splitlines()[-STDERR_LINES:])
+        return Failure(contender.name, number, reason, last_lines, is_lost=code is None)
 
 
 def _command(contender: Contender, peers_python: Path | None) -> list[str]:
     if contender.venv == "ours":
         return [sys.executable, "-m", contender.module]
-    # The peers' interpreter does not know strata: it gets the file, and -P keeps our directory out of its imports.
+    # The peers' environment has no strata: it runs the file, and -P keeps this directory off its import path.
     spec = importlib.util.find_spec(contender.module)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"contender {contender.name!r} names no module: {contender.module}")
+        raise ModuleNotFoundError(f"module {contender.module} of contender {contender.name!r} does not exist")
     return [str(peers_python), "-P", spec.origin]
 
 
@@ -161,7 +161,7 @@ def _wait(
     timeout_s: float,
     environment: Mapping[str, str],
 ) -> int | None:
-    """The exit code, or None if the deadline passed. Nothing that was started is left behind."""
+    """Return the exit code, or None if the deadline passed. No process is left behind."""
     with (
         killed_with_descendants(),
         subprocess.Popen(

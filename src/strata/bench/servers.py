@@ -1,4 +1,4 @@
-"""Server processes for benchmarks: started on one core, asked from another, ended for certain."""
+"""Server processes for benchmarks: pinned to one core, called from another, and always ended."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ HOST = "127.0.0.1"
 
 
 def pin(core: int) -> None:
-    """Keeps this process on one core, where there are two to choose from."""
+    """Pin this process to one core, if there is more than one."""
     if len(os.sched_getaffinity(0)) > 1:
         os.sched_setaffinity(0, {core})
 
 
 def pin_off_server() -> None:
-    """Keeps this process off the server's core, where there is another."""
+    """Keep this process off the server's core, if there is another."""
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {SERVER_CORE} or {SERVER_CORE})
 
 
@@ -46,7 +46,7 @@ def pin_off_server() -> None:
 def running(
     command: Sequence[str], *, on_server_core: bool = True, stdout: int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that is there for as long as the block."""
+    """Run a process for the duration of the block."""
 
     def choose_cores() -> None:
         if on_server_core:
@@ -58,7 +58,7 @@ def running(
         command,
         stdout=stdout,
         text=True,
-        preexec_fn=choose_cores,  # noqa: PLW1509 - this process has no threads yet
+        preexec_fn=choose_cores,  # noqa: PLW1509 (this process has no threads yet)
     )
     try:
         yield process
@@ -75,25 +75,25 @@ def running(
 
 @contextlib.contextmanager
 def serving(arguments: Sequence[str], *, on_server_core: bool = True) -> Iterator[tuple[str, int]]:
-    """A Python server that prints `{"grpc": ADDRESS}` when it is up: its address and process id."""
+    """Run a Python server that prints `{"grpc": ADDRESS}` when it is ready; yield its address and pid."""
     with running([sys.executable, *arguments], on_server_core=on_server_core) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise StrataError(f"the server did not start: {' '.join(arguments)} ended with {process.wait()}")
+            raise StrataError(f"the server {' '.join(arguments)} exited with code {process.wait()} during startup")
         yield json.loads(line)["grpc"], process.pid
 
 
 @contextlib.contextmanager
 def coordinator(directory: Path, *flags: str) -> Iterator[tuple[str, int]]:
-    """A coordinator with its journal in a directory: its address and process id."""
+    """Run a coordinator with its journal in a directory; yield its address and pid."""
     arguments = ["-m", "strata.cli", "coordinator", "--listen", f"{HOST}:0", "--http", "off", "--json"]
     with serving([*arguments, "--state", str(directory / "state.db"), *flags]) as served:
         yield served
 
 
 def secured(directory: Path) -> tuple[list[str], ClientSecurity]:
-    """Certificates and tokens made in a directory: flags for a coordinator, and what its clients bring along."""
+    """Write certificates and tokens to a directory; return flags for a coordinator and credentials for its clients."""
     write_set(directory, hosts=(), now=datetime.now(UTC), days=1)
     write_tokens(directory)
     flags = ["--tls-cert", f"{directory}/server.crt", "--tls-key", f"{directory}/server.key"]
@@ -103,11 +103,11 @@ def secured(directory: Path) -> tuple[list[str], ClientSecurity]:
 
 @contextlib.contextmanager
 def relays(upstream: str, count: int) -> Iterator[tuple[list[str], list[int]]]:
-    """So many relays off the server's core, in a process for each core that is left: addresses and process ids."""
+    """Run `count` relays in one process per core other than the server's; yield their addresses and the pids."""
     num_processes = min(max(len(os.sched_getaffinity(0)) - 1, 1), count)
     shares = [len(range(number, count, num_processes)) for number in range(num_processes)]
     with contextlib.ExitStack() as stack:
-        # Not beside the journal: the path of a socket must be short.
+        # Not next to the journal: the path of a socket must be short.
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-"))
         addresses: list[str] = []
         pids: list[int] = []
@@ -120,7 +120,7 @@ def relays(upstream: str, count: int) -> Iterator[tuple[list[str], list[int]]]:
 
 
 def free_port() -> int:
-    """One that nobody listens on now; a server that finds it taken after all does not start."""
+    """Return a port that is free now; a server fails to start if another process takes it meanwhile."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -130,7 +130,7 @@ def wait_until_it_listens(process: subprocess.Popen[str], port: int) -> None:
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise StrataError(f"{process.args!r} ended with {process.returncode} before it listened")
+            raise StrataError(f"{process.args!r} exited with code {process.returncode} before it listened")
         with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
             return
         time.sleep(0.02)

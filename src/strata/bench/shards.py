@@ -1,4 +1,4 @@
-"""`strata bench shards`: dealing shards out to workers, how fast, how evenly, and how much of it moves."""
+"""`strata bench shards`: speed and balance of shard assignment, and how many shards move."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ BENCHMARK = Benchmark(
             peers=("plain_ring_ms", "uhashring_ms"),
         ),
         Figure(key="assign_10k_100_workers_ms", title="10,000 shards over 100 workers", unit="ms"),
-        Figure(key="reassign_10k_join_ms", title="one of 1,000 workers joins", unit="ms"),
-        Figure(key="reassign_10k_leave_ms", title="one of 1,000 workers leaves", unit="ms"),
+        Figure(key="reassign_10k_join_ms", title="reassignment when one of 1,000 workers joins", unit="ms"),
+        Figure(key="reassign_10k_leave_ms", title="reassignment when one of 1,000 workers leaves", unit="ms"),
         Figure(key="assign_1m_ms", title="1,000,000 shards over 1,000 workers", unit="ms"),
         Figure(
             key="shard_max_over_mean",
-            title="fullest worker over the mean",
+            title="most loaded worker / mean",
             peers=("plain_ring_max_over_mean", "uhashring_max_over_mean"),
         ),
-        Figure(key="shard_max_over_ceiling", title="fullest worker over its ceiling"),
-        Figure(key="shard_moved_over_minimum", title="moved over the unavoidable, worst case"),
-        Figure(key="plain_ring_ms", title="plain 150-node ring in numpy", unit="ms"),
-        Figure(key="plain_ring_max_over_mean", title="plain 150-node ring"),
+        Figure(key="shard_max_over_ceiling", title="most loaded worker / its upper bound"),
+        Figure(key="shard_moved_over_minimum", title="shards moved / minimum possible, worst case"),
+        Figure(key="plain_ring_ms", title="plain ring, 150 virtual nodes, numpy", unit="ms"),
+        Figure(key="plain_ring_max_over_mean", title="plain ring: most loaded worker / mean"),
         Figure(key="uhashring_ms", title="uhashring", unit="ms"),
-        Figure(key="uhashring_max_over_mean", title="uhashring"),
+        Figure(key="uhashring_max_over_mean", title="uhashring: most loaded worker / mean"),
     ),
     notes=(
-        "Times include everything: hashing shards and workers, building the ring, dealing out.",
-        "Fullest over mean: at exactly 100 and 1,000 workers, after a fresh start and along a random history.",
-        "Ceiling: max(⌈mean⌉, ⌊1.05 mean⌋), at every step of a random history of joins and leaves.",
-        "Unavoidable: a leaver's shards, a joiner's floor; more where the bounds themselves force more.",
+        "Times include hashing of shards and workers, building the ring, and the assignment.",
+        "Most loaded / mean: at 100 and 1,000 workers, after a fresh start and after random joins and leaves.",
+        "Upper bound: max(⌈mean⌉, ⌊1.05 mean⌋), checked after each of many random joins and leaves.",
+        "Minimum possible: a leaving worker's shards, or a joining worker's lower bound, plus what the bounds force.",
     ),
 )

@@ -1,4 +1,4 @@
-"""How long something takes, inside one contender."""
+"""Timing helpers for contenders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def median_ms(work: Callable[[], object], *, repetitions: int, warm_up: int = 5) -> float:
-    """The median of many repetitions, after a few that do not count."""
+    """Return the median of `repetitions` runs after `warm_up` runs."""
     for _ in range(warm_up):
         work()
     taken = []
@@ -24,6 +24,6 @@ def median_ms(work: Callable[[], object], *, repetitions: int, warm_up: int = 5)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all do not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]

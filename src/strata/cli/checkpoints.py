@@ -1,6 +1,6 @@
-"""`strata checkpoints`: what is in a place with checkpoints, whether it can be trusted, and putting it right.
+"""`strata checkpoints`: list, inspect, verify, compare, export, compact, repair and remove checkpoints.
 
-Names in a checkpoint were written by whoever made it, so none reaches a terminal as it is: see `shown`.
+Names and metadata in a checkpoint are untrusted input. `shown` escapes them before they reach a terminal.
 """
 
 import json
@@ -29,45 +29,48 @@ if TYPE_CHECKING:
     from strata.checkpoint.tools.inspect import Files
     from strata.storage import Store
 
-app = typer.Typer(help="Look at checkpoints, verify, compare, export, compact and remove them.", no_args_is_help=True)
+app = typer.Typer(help="List, verify, compare, export and remove checkpoints.", no_args_is_help=True)
 
-Place = Annotated[
-    str, typer.Argument(metavar="PATH|URL|RUN", help="A directory, s3://BUCKET/PREFIX, or the name of a run.")
+Location = Annotated[
+    str, typer.Argument(metavar="PATH|URL|RUN", help="Directory, s3://BUCKET/PREFIX, or the name of a run.")
 ]
-Step = Annotated[int | None, typer.Option(help="The newest one of this step.", min=0)]
-Id = Annotated[str | None, typer.Option("--id", help="The one with this id.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Step = Annotated[int | None, typer.Option(help="Select the newest checkpoint of this step.", min=0)]
+Id = Annotated[str | None, typer.Option("--id", help="Select the checkpoint with this id.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--storage-option", metavar="KEY=VALUE", help="For object stores, as region=eu-west-1. Repeatable."),
+    typer.Option(
+        "--storage-option", metavar="KEY=VALUE", help="Object store option, such as region=eu-west-1. Repeatable."
+    ),
 ]
 MAX_SHOWN = 100
 """Characters of a name or of metadata in a table."""
 _WIDE = 400
-"""Columns, where no terminal says how many there are."""
+"""Width in characters when the output is not a terminal."""
 RETRY_TIMEOUT_S = 10
-"""Of an object store, unless `--storage-option` says otherwise: somebody is waiting."""
+"""Seconds to retry requests to an object store, unless set by `--storage-option`; short, because a person waits."""
 
 
 @app.callback()
 def root() -> None:
-    """Look at checkpoints, verify, compare, export, compact and remove them."""
+    """List, verify, compare, export and remove checkpoints."""
 
 
-# -- looking -------------------------------------------------------------------------------------------------------
+# -- ls, show ------------------------------------------------------------------------------------------------------
 
 
 @app.command()
-def ls(place: Place, storage_option: Options = None, as_json: AsJson = False) -> None:
-    """List the checkpoints, the newest last, and what is passed over and why.
+def ls(location: Location, storage_option: Options = None, as_json: AsJson = False) -> None:
+    """List the checkpoints, newest last.
 
-    The exit code is not 0 if there is no such place; an empty directory is one.
+    Also lists damaged and quarantined checkpoints, which loading skips. An empty
+    directory is not an error; a location that does not exist is.
     """
-    from strata.checkpoint.catalog import of_manifest  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.catalog import of_manifest  # noqa: PLC0415 (imports numpy)
     from strata.clock import SystemClock  # noqa: PLC0415
 
-    with _opened(place, storage_option) as (store, catalog):
+    with _opened(location, storage_option) as (store, catalog):
         manifests, now_s = catalog.manifests(), SystemClock().wall_s()
         if not manifests and "://" in store.url:
             _require_objects(store)
@@ -87,32 +90,34 @@ def ls(place: Place, storage_option: Options = None, as_json: AsJson = False) ->
         numbers = (_written(c.size_bytes, c.full_bytes), str(num_tensors), _duration(now_s - c.created_at_s))
         metadata = shown(json.dumps(c.metadata, ensure_ascii=False)) if c.metadata else ""
         table.add_row(shown(c.id), str(c.step), str(c.epoch), c.checkpoint_type.name, base, *numbers, metadata)
-    console.print(table if rows else f"there is no checkpoint in {shown(store.url)}")
-    _tell_passed_over(console, catalog)
+    console.print(table if rows else f"no checkpoints in {shown(store.url)}")
+    _print_skipped(console, catalog)
 
 
 @app.command()
 def show(
-    place: Place,
+    location: Location,
     step: Step = None,
     id_: Id = None,
     compute: Annotated[
-        bool, typer.Option("--statistics", help="Compute the tensors' statistics from the data, where none are stored.")
+        bool, typer.Option("--statistics", help="Compute tensor statistics from the data if none are stored.")
     ] = False,
     storage_option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a checkpoint consists of (the newest, if none is named), without reading its data.
+    """Show the metadata and tensors of a checkpoint.
 
-    Of each tensor shape, type, size and file, and its statistics, if they are stored beside it.
+    Shows the newest checkpoint unless --step or --id selects one. Lists shape,
+    dtype, size and file of each tensor, and its statistics if they are stored.
+    Does not read the tensor data.
     """
     from strata.checkpoint.catalog import of_manifest  # noqa: PLC0415
-    from strata.checkpoint.load import statistics  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.load import statistics  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools.inspect import files_holding  # noqa: PLC0415
     from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
 
-    with _opened(place, storage_option) as (store, catalog):
-        manifest = catalog.find(**_one(step, id_))
+    with _opened(location, storage_option) as (store, catalog):
+        manifest = catalog.find(**_selection(step, id_))
         info = of_manifest(manifest, store.url)
         known = statistics.read(store, manifest)
         if known is None and compute:
@@ -129,27 +134,33 @@ def show(
         echo_json({**summary, "data_cursor": manifest.data_cursor, "tensors": described})
         return
     console = _console()
-    _summarize(console, manifest, info.path, info.model_hash or "")
+    _print_summary(console, manifest, info.path, info.model_hash or "")
     headings = ("min", "max", "mean", "norm", "nan", "inf") if known else ()
     rows = [
-        (t.name, *_form(t), str(t.num_bytes), *(_numbers_of(known.get(t.name)) if known else ()), ", ".join(files))
+        (
+            t.name,
+            *_shape_and_dtype(t),
+            str(t.num_bytes),
+            *(_cells(known.get(t.name)) if known else ()),
+            ", ".join(files),
+        )
         for t, files in tensors
     ]
     _print_columns([("tensor", "shape", "dtype", "bytes", *headings, "file"), *rows])
     if known is None and rows:
         console.print()
-        console.print("no statistics are stored beside it; --statistics computes them by reading the data")
-    _tell_passed_over(console, catalog)
+        console.print("no statistics stored; --statistics computes them from the data")
+    _print_skipped(console, catalog)
 
 
-def _numbers_of(one: "Statistics | None") -> tuple[str, ...]:
+def _cells(one: "Statistics | None") -> tuple[str, ...]:
     if one is None:
         return ("–",) * 6
     numbers = ("–" if number is None else f"{number:.6g}" for number in (one.min, one.max, one.mean, one.norm))
     return (*numbers, str(one.num_nan), str(one.num_inf))
 
 
-def _summarize(console: Console, manifest: "Manifest", path: str, model_hash: str) -> None:
+def _print_summary(console: Console, manifest: "Manifest", path: str, model_hash: str) -> None:
     lines = {
         "id": manifest.id,
         "path": path,
@@ -168,87 +179,97 @@ def _summarize(console: Console, manifest: "Manifest", path: str, model_hash: st
     console.print()
 
 
-# -- verifying -----------------------------------------------------------------------------------------------------
+# -- verify --------------------------------------------------------------------------------------------------------
 
 
 @app.command()
 def verify(
-    place: Place,
+    location: Location,
     step: Step = None,
     id_: Id = None,
-    all_: Annotated[bool, typer.Option("--all", help="All of them, also those whose manifest cannot be read.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Verify all checkpoints, including those with an unreadable manifest.")
+    ] = False,
     storage_option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of a checkpoint (the newest, if none is named) and compare it with its hash.
+    """Verify every byte of a checkpoint against its hashes.
 
-    Those in quarantine are passed over, unless they are named. The exit code is 4 if something is wrong.
+    Verifies the newest checkpoint unless --step, --id or --all selects others.
+    Skips quarantined checkpoints unless --id names one. The exit code is 4 if a
+    checkpoint is damaged.
     """
-    from strata.checkpoint.load import integrity  # noqa: PLC0415 (numpy is behind it)
-    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.load import integrity  # noqa: PLC0415 (imports numpy)
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
     from strata.errors import CheckpointInvalid, NoCheckpoint  # noqa: PLC0415
 
     if all_ and (step is not None or id_ is not None):
-        raise typer.BadParameter("say --all, --step or --id, one of them")
-    wrong: dict[str, str] = {}
-    with _opened(place, storage_option) as (store, catalog):
+        raise typer.BadParameter("give only one of --all, --step and --id")
+    damaged: dict[str, str] = {}
+    with _opened(location, storage_option) as (store, catalog):
         if all_:
             manifests = catalog.manifests()
             quarantined = inspect.in_quarantine(store, catalog)
-            wrong |= {one: why for one, why in catalog.problems.items() if one not in quarantined}
-            if not manifests and not wrong:
-                raise NoCheckpoint(f"there is no checkpoint in {store.url}")
+            damaged |= {one: why for one, why in catalog.problems.items() if one not in quarantined}
+            if not manifests and not damaged:
+                raise NoCheckpoint(f"no checkpoints in {store.url}; check the location")
         else:
-            manifests = [catalog.find(**_one(step, id_))]
+            manifests = [catalog.find(**_selection(step, id_))]
         with watching("verifying", sum(manifest.size_bytes for manifest in manifests)) as watch:
             for manifest in manifests:
                 try:
                     integrity.verify(store, manifest, watch=watch)
                 except CheckpointInvalid as error:
-                    wrong[manifest.id] = error.message
-    good = [manifest for manifest in manifests if manifest.id not in wrong]
+                    damaged[manifest.id] = error.message
+    good = [manifest for manifest in manifests if manifest.id not in damaged]
     if as_json:
-        found = {"good": [one.id for one in good], "wrong": wrong, "passed_over": catalog.problems}
+        found = {"good": [one.id for one in good], "wrong": damaged, "passed_over": catalog.problems}
         echo_json(found)
     else:
         console = _console()
         for manifest in good:
-            console.print(f"{shown(manifest.id)} is as it was written, {_size(manifest.size_bytes)}", soft_wrap=True)
-        for one, why in wrong.items():
+            console.print(f"{shown(manifest.id)} is intact, {_size(manifest.size_bytes)}", soft_wrap=True)
+        for one, why in damaged.items():
             console.print(f"{shown(one)} is [bold red]damaged[/]: {shown(why, max_shown=2_000)}", soft_wrap=True)
-        _tell_passed_over(console, catalog, but=wrong)
-    if wrong:
+        _print_skipped(console, catalog, but=damaged)
+    if damaged:
         raise typer.Exit(ExitCode.STATE_DAMAGED)
 
 
-# -- comparing -----------------------------------------------------------------------------------------------------
+# -- diff ----------------------------------------------------------------------------------------------------------
 
 
 @app.command()
 def diff(
-    place: Place,
-    old: Annotated[str, typer.Argument(metavar="A", help="A step or an id.")],
-    new: Annotated[str, typer.Argument(metavar="B", help="A step or an id; with --against the same as A.")] = "",
+    location: Location,
+    old: Annotated[str, typer.Argument(metavar="A", help="Step or id of the first checkpoint.")],
+    new: Annotated[
+        str, typer.Argument(metavar="B", help="Step or id of the second checkpoint. Default with --against: A.")
+    ] = "",
     against: Annotated[
-        str, typer.Option(metavar="PATH|URL|RUN", help="Where B is; left out, in the same place as A.")
+        str, typer.Option(metavar="PATH|URL|RUN", help="Location of B. Default: the location of A.")
     ] = "",
     storage_option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which tensors differ between two checkpoints, and by how much. Only what differs is read."""
-    from strata.checkpoint.tools import diff as comparing  # noqa: PLC0415 (numpy is behind it)
+    """Show which tensors differ between two checkpoints.
+
+    Shows by how much they differ. Compares hashes first and reads only data
+    whose hashes differ.
+    """
+    from strata.checkpoint.tools import diff as comparing  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools import inspect  # noqa: PLC0415
     from strata.checkpoint.tools.diff import Side  # noqa: PLC0415
 
     if not new and not against:
-        raise typer.BadParameter("name a second checkpoint, or another place with --against", param_hint="B")
-    places = (place, against or place)
-    is_any_far = any("://" in one for one in places)  # a directory beside it takes no options
-    options = [storage_option if "://" in one or not is_any_far else None for one in places]
+        raise typer.BadParameter("give a second checkpoint, or another location with --against", param_hint="B")
+    locations = (location, against or location)
+    is_any_remote = any("://" in one for one in locations)  # a local directory next to a URL takes no options
+    options = [storage_option if "://" in one or not is_any_remote else None for one in locations]
     with (
-        _opened(places[0], options[0]) as (store, catalog),
-        _opened(places[1], options[1]) as (other_store, other_catalog),
+        _opened(locations[0], options[0]) as (store, catalog),
+        _opened(locations[1], options[1]) as (other_store, other_catalog),
     ):
         before, after = inspect.choose(catalog, old), inspect.choose(other_catalog, new or old)
         found = comparing.compare(before, after)
@@ -258,58 +279,73 @@ def diff(
         reshaped = {
             name: [{"shape": side[name].shape, "dtype": side[name].dtype} for side in sides] for name in found.reshaped
         }
-        told = asdict(found) | {"reshaped": reshaped, "changed": {n: asdict(by) for n, by in changed.items()}}
-        echo_json({"a": before.id, "b": after.id, **told})
+        report = asdict(found) | {"reshaped": reshaped, "changed": {n: asdict(by) for n, by in changed.items()}}
+        echo_json({"a": before.id, "b": after.id, **report})
         return
-    _tell_difference(_console(), before, after, found, changed)
+    _print_difference(_console(), before, after, found, changed)
 
 
-def _tell_difference(
+def _print_difference(
     console: Console, before: "Manifest", after: "Manifest", found: "Comparison", changed: "dict[str, Difference]"
 ) -> None:
     console.print(f"{shown(before.id)} → {shown(after.id)}", soft_wrap=True)
     a, b = ({tensor.name: tensor for tensor in manifest.tensors} for manifest in (before, after))
-    rows = [("removed", name, " ".join(_form(a[name]))) for name in found.removed]
-    rows += [("added", name, " ".join(_form(b[name]))) for name in found.added]
-    rows += [("reshaped", n, f"{' '.join(_form(a[n]))} → {' '.join(_form(b[n]))}") for n in found.reshaped]
-    rows += [("changed", name, _in_words(by)) for name, by in changed.items()]
+    rows = [("removed", name, _form(a[name])) for name in found.removed]
+    rows += [("added", name, _form(b[name])) for name in found.added]
+    rows += [("reshaped", name, f"{_form(a[name])} → {_form(b[name])}") for name in found.reshaped]
+    rows += [("changed", name, _describe(by)) for name, by in changed.items()]
     _print_columns(rows)
-    console.print(f"{counted(found.num_same, 'tensor is', 'tensors are')} the same")
+    console.print(counted(found.num_same, "identical tensor"))
     if not found.same_structure:
-        console.print("the plain values beside the tensors, or their order, differ")
+        console.print("values other than tensors, or the order of entries, differ")
 
 
-def _in_words(by: "Difference") -> str:
+def _form(tensor: "TensorEntry") -> str:
+    return " ".join(_shape_and_dtype(tensor))
+
+
+def _describe(by: "Difference") -> str:
     if not by.num_different:
-        return "the same elements, cut differently"
-    words = f"{by.num_different} of {by.num_elements} elements"
+        return "identical elements, stored in different chunks"
+    text = f"{by.num_different} of {by.num_elements} elements"
     if by.max_abs is not None:
-        words += f", by up to {by.max_abs:g}" if isinstance(by.max_abs, float) else f", by up to {by.max_abs}"
-    return words + (f", {by.num_not_finite} infinite or not a number" if by.num_not_finite else "")
+        text += f", by up to {by.max_abs:g}" if isinstance(by.max_abs, float) else f", by up to {by.max_abs}"
+    return text + (f", {by.num_not_finite} infinite or NaN" if by.num_not_finite else "")
+
+
+# -- export --------------------------------------------------------------------------------------------------------
 
 
 @app.command()
 def export(
-    place: Place,
-    output: Annotated[Path, typer.Option(help="FILE.safetensors, or FILE.pt for torch.load.")],
-    only: Annotated[list[str] | None, typer.Option(help="Tensors whose names match, as 'model.*'. Repeatable.")] = None,
+    location: Location,
+    output: Annotated[Path, typer.Option(help="File to write: FILE.safetensors, or FILE.pt for torch.load.")],
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Export only tensors whose names match, such as 'model.*'. Repeatable."),
+    ] = None,
     strip_prefix: Annotated[
-        str, typer.Option(metavar="PREFIX", help="Only tensors whose names begin so, and without it, as 'model.'.")
+        str,
+        typer.Option(
+            metavar="PREFIX", help="Export only tensors whose names start with PREFIX, and remove it from the names."
+        ),
     ] = "",
     step: Step = None,
     id_: Id = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     storage_option: Options = None,
 ) -> None:
-    """Write the tensors of a checkpoint (the newest, if none is named) into one file, verified on the way.
+    """Write the tensors of a checkpoint to one file.
 
-    With --strip-prefix model. the file is what model.load_state_dict takes.
+    Exports the newest checkpoint unless --step or --id selects one, and verifies
+    all data it reads. With --strip-prefix model. the file is a state dict for
+    model.load_state_dict.
     """
-    from strata.checkpoint.tools.export import export  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.tools.export import export  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
 
-    with _opened(place, storage_option) as (store, catalog):
-        manifest = catalog.find(**_one(step, id_))
+    with _opened(location, storage_option) as (store, catalog):
+        manifest = catalog.find(**_selection(step, id_))
         with watching("exporting", None if only or strip_prefix else manifest.full_bytes) as watch:
             num_tensors = export(
                 store, manifest, output, only=only or (), strip_prefix=strip_prefix, force=force, watch=watch
@@ -318,127 +354,139 @@ def export(
     _console().print(f"{shown(str(output))}: {what}", soft_wrap=True)
 
 
-# -- putting right -------------------------------------------------------------------------------------------------
+# -- rm, compact, repair -------------------------------------------------------------------------------------------
 
 
 @app.command()
-def rm(place: Place, step: Step = None, id_: Id = None, yes: Yes = False, storage_option: Options = None) -> None:
-    """Remove a checkpoint: the newest one of a step, or the one of an id. A base that others refer to stays."""
+def rm(location: Location, step: Step = None, id_: Id = None, yes: Yes = False, storage_option: Options = None) -> None:
+    """Remove one checkpoint, selected by step or id.
 
-    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
-
-    if step is None and id_ is None:
-        raise typer.BadParameter("say which: --step N or --id ID")
-    with _opened(place, storage_option) as (store, catalog):
-        files = inspect.removable(store, catalog, **_one(step, id_))
-        _ask(f"Remove {_what(files)} from {store.url}?", yes=yes)
-        inspect.remove(store, catalog, files)
-    _console().print(f"{shown(_what(files))} is removed", soft_wrap=True)
-
-
-@app.command()
-def compact(place: Place, step: Step = None, id_: Id = None, storage_option: Options = None) -> None:
-    """Write an incremental checkpoint anew, in full, and remove it: then it needs no base. A full one stays as it is.
-
-    The newest one of a step, or the one of an id.
+    Refuses to remove a checkpoint that is the base of incremental ones.
     """
-    from strata.checkpoint import CheckpointManager  # noqa: PLC0415 (numpy is behind it)
+
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (imports numpy)
 
     if step is None and id_ is None:
-        raise typer.BadParameter("say which: --step N or --id ID")
-    url, options = _located(place, storage_option)
+        raise typer.BadParameter("select a checkpoint: --step N or --id ID")
+    with _opened(location, storage_option) as (store, catalog):
+        files = inspect.removable(store, catalog, **_selection(step, id_))
+        _ask(f"Remove {_describe_files(files)} from {store.url}?", yes=yes)
+        inspect.remove(store, catalog, files)
+    _console().print(f"removed {shown(_describe_files(files))}", soft_wrap=True)
+
+
+@app.command()
+def compact(location: Location, step: Step = None, id_: Id = None, storage_option: Options = None) -> None:
+    """Rewrite an incremental checkpoint as a full one.
+
+    The full checkpoint replaces the incremental one and needs no base. A
+    checkpoint that is full already is left unchanged.
+    """
+    from strata.checkpoint import CheckpointManager  # noqa: PLC0415 (imports numpy)
+
+    if step is None and id_ is None:
+        raise typer.BadParameter("select a checkpoint: --step N or --id ID")
+    url, options = _locate(location, storage_option)
     with CheckpointManager(url, storage_options=options, saver="thread") as manager:
-        whole = manager.compact(**_one(step, id_))
-    _console().print(f"{shown(whole.id)} needs no other, {_size(whole.size_bytes)}", soft_wrap=True)
+        full = manager.compact(**_selection(step, id_))
+    _console().print(f"{shown(full.id)} is a full checkpoint, {_size(full.size_bytes)}", soft_wrap=True)
 
 
 @app.command()
 def repair(
-    place: Place,
-    lift: Annotated[str | None, typer.Option(metavar="ID", help="Verify it, and take it out of quarantine.")] = None,
+    location: Location,
+    lift: Annotated[
+        str | None, typer.Option(metavar="ID", help="Verify this checkpoint and release it from quarantine.")
+    ] = None,
     collect: Annotated[
-        bool, typer.Option("--collect", help="Remove what saves left that were given up over an hour ago.")
+        bool, typer.Option("--collect", help="Remove files of unfinished saves that are older than an hour.")
     ] = False,
     yes: Yes = False,
     storage_option: Options = None,
 ) -> None:
-    """List what is in quarantine or damaged, and what saves left that were never committed; put it right."""
-    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
+    """List and repair damaged checkpoints and unfinished saves.
+
+    Lists quarantined and damaged checkpoints, and files of saves that were never
+    committed. Changes nothing without --lift or --collect.
+    """
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools.progress import watching  # noqa: PLC0415
     from strata.clock import SystemClock  # noqa: PLC0415
 
     console = _console()
-    with _opened(place, storage_option) as (store, catalog):
+    with _opened(location, storage_option) as (store, catalog):
         if lift is not None:
             with watching("verifying", catalog.find(id=lift).size_bytes) as watch:
                 lifted = inspect.lift(store, catalog, lift, watch=watch)
-            console.print(f"{shown(lifted.id)} is as it was written, and out of quarantine", soft_wrap=True)
+            console.print(f"{shown(lifted.id)} is intact and released from quarantine", soft_wrap=True)
         catalog.manifests()
-        _tell_passed_over(console, catalog)
+        _print_skipped(console, catalog)
         now_s = SystemClock().wall_s()
         left = inspect.leftovers(store)
         for files in left:
-            state = "given up" if files.is_abandoned(now_s=now_s) else "perhaps still being written"
+            state = "abandoned" if files.is_abandoned(now_s=now_s) else "perhaps still being written"
             age = _duration(now_s - files.modified_at_s)
-            console.print(f"{shown(_what(files))} has no manifest: {state}, last written {age} ago", soft_wrap=True)
+            described = shown(_describe_files(files))
+            console.print(f"{described} is an unfinished save: {state}, last written {age} ago", soft_wrap=True)
         if collect:
             _collect(console, store, [files for files in left if files.is_abandoned(now_s=now_s)], yes=yes)
         elif not left and not catalog.problems:
-            console.print("there is nothing to repair")
+            console.print("nothing to repair")
 
 
-def _collect(console: Console, store: "Store", given_up: "list[Files]", *, yes: bool) -> None:
+def _collect(console: Console, store: "Store", abandoned: "list[Files]", *, yes: bool) -> None:
+    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (imports numpy)
 
-    from strata.checkpoint.tools import inspect  # noqa: PLC0415 (numpy is behind it)
-
-    if given_up:
-        _ask(f"Remove the {len(given_up)} that were given up from {store.url}?", yes=yes)
-    num_removed = sum(inspect.collect(store, files) for files in given_up)
-    console.print(f"{counted(num_removed, 'leftover is', 'leftovers are')} removed")
+    if abandoned:
+        _ask(f"Remove {counted(len(abandoned), 'abandoned save')} from {store.url}?", yes=yes)
+    num_removed = sum(inspect.collect(store, files) for files in abandoned)
+    console.print(f"removed {counted(num_removed, 'abandoned save')}")
 
 
-# -- within --------------------------------------------------------------------------------------------------------
+# -- locations -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _opened(place: str, storage_option: list[str] | None) -> "Iterator[tuple[Store, Catalog]]":
+def _opened(location: str, storage_option: list[str] | None) -> "Iterator[tuple[Store, Catalog]]":
     import logging  # noqa: PLC0415
 
-    from strata.checkpoint.catalog import Catalog  # noqa: PLC0415 (numpy is behind it)
+    from strata.checkpoint.catalog import Catalog  # noqa: PLC0415 (imports numpy)
     from strata.storage import open_store  # noqa: PLC0415
 
-    logging.getLogger("strata.checkpoint.catalog").addHandler(logging.NullHandler())  # we show what is passed over
-    store = open_store(*_located(place, storage_option))
+    logging.getLogger("strata.checkpoint.catalog").addHandler(logging.NullHandler())  # `_print_skipped` shows the same
+    store = open_store(*_locate(location, storage_option))
     try:
         yield store, Catalog(store)
     finally:
         store.close()
 
 
-def _located(place: str, storage_option: list[str] | None) -> tuple[str, dict[str, str]]:
-    """The directory or URL that is meant, and the options for it. What is neither, nor a path, is a run's name.
+def _locate(location: str, storage_option: list[str] | None) -> tuple[str, dict[str, str]]:
+    """Return the directory or URL, and its storage options; resolve the name of a run.
 
     Raises:
-        ConfigError: There is no such place.
+        ConfigError: Neither the directory nor a run of this name exists.
     """
     from strata.errors import ConfigError  # noqa: PLC0415
 
     options = _pairs(storage_option)
-    if "://" not in place:
-        path = Path(place).expanduser()
-        is_name = path.name == place and place not in (".", "..")
+    if "://" not in location:
+        path = Path(location).expanduser()
+        is_name = path.name == location and location not in (".", "..")
         if is_name and not path.exists():
-            place, of_run = _of_run(place)
-            options = of_run | options
+            location, options_of_run = _locate_run(location)
+            options = options_of_run | options
         elif not path.is_dir():
-            raise ConfigError(f"there is no directory {place}; name one, a URL, or a run", field="place")
-    if "://" in place and not place.startswith(("file:", "memory:")):
+            raise ConfigError(
+                f"directory {location} does not exist; give a directory, a URL or a run", field="location"
+            )
+    if "://" in location and not location.startswith(("file:", "memory:")):
         options.setdefault("retry_timeout_s", str(RETRY_TIMEOUT_S))
-    return place, options
+    return location, options
 
 
-def _of_run(name: str) -> tuple[str, dict[str, str]]:
-    """Where a run keeps its checkpoints."""
+def _locate_run(name: str) -> tuple[str, dict[str, str]]:
+    """Return the directory or URL of a run's checkpoints, and its storage options."""
     from strata.errors import ConfigError  # noqa: PLC0415
     from strata.launch.environment import storage_options_in  # noqa: PLC0415
     from strata.launch.record.directory import open_run  # noqa: PLC0415
@@ -446,37 +494,41 @@ def _of_run(name: str) -> tuple[str, dict[str, str]]:
     try:
         run = open_run(name)
     except ConfigError as error:
-        raise ConfigError(f"there is no directory {name} here, and {error.message}", field="place") from None
+        raise ConfigError(f"directory {name} does not exist, and {error.message}", field="location") from None
     status = run.status
-    place_of_last = status.checkpoint.rpartition("/")[0] if status is not None else ""
-    url = place_of_last or run.spec.checkpoints  # a script may name another
+    last_location = status.checkpoint.rpartition("/")[0] if status is not None else ""
+    url = last_location or run.spec.checkpoints  # a script may use another location than the run's spec
     if "://" not in url and not Path(url).is_dir():
         raise ConfigError(
-            f"run {run.name} has no checkpoints: there is no {url}; if its script names another place "
-            "(strata.init(checkpoints=…)), name that one",
-            field="place",
+            f"run {run.name} has no checkpoints: {url} does not exist; if its script saves elsewhere "
+            "(strata.init(checkpoints=…)), give that location",
+            field="location",
         )
     return url, storage_options_in(run.spec.variables)
 
 
 def _require_objects(store: "Store") -> None:
-    """An object store has no empty directories: where there is nothing, there is no such place."""
+    """Refuse an empty prefix: object stores have no empty directories, so it is probably a typo.
+
+    Raises:
+        NoCheckpoint: There are no objects under the prefix.
+    """
     from strata.errors import NoCheckpoint  # noqa: PLC0415
 
     if next(iter(store.walk()), None) is None:
-        raise NoCheckpoint(f"there is nothing at {store.url}; correct its name, or save a checkpoint there first")
+        raise NoCheckpoint(f"no objects at {store.url}; correct the location or save a checkpoint there first")
 
 
 def _pairs(storage_option: list[str] | None) -> dict[str, str]:
     pairs = [option.partition("=") for option in storage_option or ()]
     if not all(key and separator for key, separator, _ in pairs):
-        raise typer.BadParameter("write it as KEY=VALUE", param_hint="--storage-option")
+        raise typer.BadParameter("must have the form KEY=VALUE", param_hint="--storage-option")
     return {key: value for key, _, value in pairs}
 
 
-def _one(step: int | None, id_: str | None) -> dict[str, Any]:
+def _selection(step: int | None, id_: str | None) -> dict[str, Any]:
     if step is not None and id_ is not None:
-        raise typer.BadParameter("say --step or --id, not both")
+        raise typer.BadParameter("give --step or --id, not both")
     return {"step": step, "id": id_}
 
 
@@ -485,14 +537,17 @@ def _ask(question: str, *, yes: bool) -> None:
         typer.confirm(printable(question), abort=True)
 
 
-def _tell_passed_over(console: Console, catalog: "Catalog", *, but: Any = ()) -> None:
+# -- printing ------------------------------------------------------------------------------------------------------
+
+
+def _print_skipped(console: Console, catalog: "Catalog", *, but: Any = ()) -> None:
     for one, why in sorted(catalog.problems.items()):
         if one not in but:
-            console.print(f"[yellow]passed over:[/] {shown(one)}: {shown(why, max_shown=2_000)}", soft_wrap=True)
+            console.print(f"[yellow]skipped:[/] {shown(one)}: {shown(why, max_shown=2_000)}", soft_wrap=True)
 
 
 def _print_columns(rows: "Sequence[Sequence[str]]") -> None:
-    """Of thousands of tensors: a table of rich takes a second for each thousand."""
+    """Print aligned columns. A rich table would take a second per thousand tensors."""
     clipped = [[printable(_clipped(cell, MAX_SHOWN)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*clipped, strict=True)]
     for row in clipped:
@@ -500,7 +555,7 @@ def _print_columns(rows: "Sequence[Sequence[str]]") -> None:
 
 
 def shown(text: str, *, max_shown: int = MAX_SHOWN) -> str:
-    """As it may be printed: neither markup nor anything that a terminal would obey, and not without end."""
+    """Return untrusted text without markup and control characters, cut to `max_shown` characters."""
     return escape(printable(_clipped(text, max_shown)))
 
 
@@ -509,20 +564,20 @@ def _clipped(text: str, max_shown: int) -> str:
 
 
 def _console() -> Console:
-    """A pipe has no width: nothing is folded there."""
+    """Return a console that wraps lines only on a terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
-def _form(tensor: "TensorEntry") -> tuple[str, str]:
+def _shape_and_dtype(tensor: "TensorEntry") -> tuple[str, str]:
     return "×".join(map(str, tensor.shape)) or "scalar", tensor.dtype
 
 
-def _what(files: "Files") -> str:
+def _describe_files(files: "Files") -> str:
     return f"{files.id} ({counted(len(files.keys), 'file')}, {_size(files.size_bytes)})"
 
 
 def _written(num_bytes: int, full_bytes: int) -> str:
-    """Also of an incremental checkpoint, which holds only a part of the state."""
+    """Return the size; for an incremental checkpoint also the size of the full state."""
     return _size(num_bytes) if num_bytes >= full_bytes else f"{_size(num_bytes)} of {_size(full_bytes)}"
 
 
@@ -535,7 +590,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Also of a clock that runs ahead of ours, or of one that is a lie."""
+    """Return `5s`, `12m`, `3h` or `4d`, within 0 s and 100 years: the other clock may be wrong or forged."""
     seconds = min(seconds, 36_500 * 86_400)
     for limit, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= limit:

@@ -1,4 +1,4 @@
-"""`strata data`: what a loader would read, its first rows, and how fast it is here."""
+"""`strata data`: plan a dataset, preview its rows and measure its throughput."""
 
 import sys
 from dataclasses import asdict
@@ -17,30 +17,35 @@ from strata.terminal import Console, echo, echo_json
 if TYPE_CHECKING:
     from strata.data.plan.plan import Plan
 
-app = typer.Typer(help="Plan a dataset, look at its first rows, measure how fast it is read.", no_args_is_help=True)
+app = typer.Typer(help="Plan a dataset, preview rows, measure throughput.", no_args_is_help=True)
 
-Path = Annotated[str, typer.Argument(metavar="PATH|URL", help="A file, a directory, a pattern, or s3://BUCKET/PATH.")]
-Format = Annotated[str | None, typer.Option("--format", help="parquet, orc, csv, json, jsonl, arrow; or guessed.")]
-Columns = Annotated[str | None, typer.Option(help="Only these, as a,b,c.")]
-Filter = Annotated[
-    str | None, typer.Option("--filter", help="Only rows for which this holds, as 'x > 3 and y in (1, 2)'.")
+Path = Annotated[str, typer.Argument(metavar="PATH|URL", help="File, directory, glob pattern or s3://BUCKET/PATH.")]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="parquet, orc, csv, json, jsonl or arrow. Default: detected from the file names."),
 ]
-SplitBytes = Annotated[str, typer.Option(help="How large splits are, as 128MiB.")]
-Workers = Annotated[int | None, typer.Option(help="Threads that decode; left out, one per core.", min=1)]
+Columns = Annotated[str | None, typer.Option(help="Columns to read, such as a,b,c. Default: all.")]
+Filter = Annotated[
+    str | None, typer.Option("--filter", help="Read only rows that match, such as 'x > 3 and y in (1, 2)'.")
+]
+SplitBytes = Annotated[str, typer.Option(help="Target size of a split, such as 128MiB.")]
+Workers = Annotated[int | None, typer.Option(help="Number of decode threads. Default: one per core.", min=1)]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--storage-option", metavar="KEY=VALUE", help="For object stores, as region=eu-west-1. Repeatable."),
+    typer.Option(
+        "--storage-option", metavar="KEY=VALUE", help="Object store option, such as region=eu-west-1. Repeatable."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 WIDE = 200
-"""Columns, where no terminal says how many there are."""
+"""Width in characters when the output is not a terminal."""
 MAX_CELL = 40
 
 
 @app.callback()
 def root() -> None:
-    """Plan a dataset, look at its first rows, measure how fast it is read."""
+    """Plan a dataset, preview rows, measure throughput."""
 
 
 @app.command()
@@ -51,17 +56,19 @@ def plan(
     condition: Filter = None,
     split_bytes: SplitBytes = "128MiB",
     workers: Workers = None,
-    ranks: Annotated[int, typer.Option(help="Ranks that read together.", min=1)] = 1,
-    batch_size: Annotated[int, typer.Option(help="Rows of a batch, on each rank.", min=1)] = 1024,
-    strategy: Annotated[str, typer.Option(help="Who decodes what: lpt, round_robin or size_balanced.")] = "lpt",
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="As a shuffled epoch would be read.")] = False,
+    ranks: Annotated[int, typer.Option(help="Number of ranks (the world size).", min=1)] = 1,
+    batch_size: Annotated[int, typer.Option(help="Rows per batch on each rank.", min=1)] = 1024,
+    strategy: Annotated[
+        str, typer.Option(help="How row groups are assigned to decode threads: lpt, round_robin or size_balanced.")
+    ] = "lpt",
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Plan a shuffled epoch.")] = False,
     storage_option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the splits, what is left out, what becomes of each column, and how evenly the work is spread."""
+    """Show the splits, pruning, columns and load balance."""
     from strata.data.batch.policy import describe  # noqa: PLC0415
     from strata.data.order.assignment import Task, balance, by_name  # noqa: PLC0415
-    from strata.data.plan import report  # noqa: PLC0415 (pyarrow is behind it)
+    from strata.data.plan import report  # noqa: PLC0415 (imports pyarrow)
 
     _, dataset = _load(
         path,
@@ -81,7 +88,7 @@ def plan(
     steps = {"ranks": ranks, "workers": num_workers, "batch_size": batch_size, "batches": len(dataset)}
     steps |= {"lanes": dataset.state_dict()["lanes"], "window": dataset.state_dict()["window"]}
     if as_json:
-        told = {
+        report = {
             "num_rows": made.num_rows,
             "num_files": len(made.files),
             "num_units": made.num_units,
@@ -96,23 +103,24 @@ def plan(
             },
             "delivery": steps,
         }
-        echo_json(told)
+        echo_json(report)
         return
-    console, all_workers = _console(), counted(ranks * num_workers, "worker")
+    console, all_workers = _console(), counted(ranks * num_workers, "decode thread")
     console.print(report.as_table(made))
     console.print(_as_table("Columns", policies))
     console.print(
         f"{counted(steps['batches'], 'batch', 'batches')} of {counted(batch_size, 'row')} on each of "
-        f"{counted(ranks, 'rank')}, {counted(steps['lanes'], 'lane')}"
-        + (f", windows of {steps['window']:,} rows" if shuffle else "")
+        f"{counted(ranks, 'rank')}, read in {counted(steps['lanes'], 'lane')}"
+        + (f", shuffle buffer of {steps['window']:,} rows" if shuffle else "")
     )
     console.print(
-        f"{strategy} over {all_workers}: the busiest has {spread.max_over_mean:.2f} × the mean "
+        f"{strategy} over {all_workers}: the busiest has {spread.max_over_mean:.2f} × the mean load "
         f"(std/mean {spread.std_over_mean:.2f})"
     )
     if made.num_units < 2 * num_workers * ranks:
         console.print(
-            f"only {counted(made.num_units, 'unit')} for {all_workers}: use fewer workers, or write smaller row groups"
+            f"only {counted(made.num_units, 'row group')} for {all_workers}: use fewer decode threads or write smaller "
+            "row groups"
         )
 
 
@@ -122,11 +130,11 @@ def peek(
     format_: Format = None,
     columns: Columns = None,
     condition: Filter = None,
-    rows: Annotated[int, typer.Option("--rows", "-n", help="How many.", min=1, max=10_000)] = 10,
+    rows: Annotated[int, typer.Option("--rows", "-n", help="Number of rows to show.", min=1, max=10_000)] = 10,
     storage_option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the first rows."""
+    """Show the first rows of a dataset."""
     loader, dataset = _load(
         path,
         **_choices(format_, columns, condition, "128MiB", 1, storage_option),
@@ -160,14 +168,19 @@ def bench(
     columns: Columns = None,
     condition: Filter = None,
     workers: Workers = None,
-    batch_size: Annotated[int, typer.Option(help="Rows of a batch.", min=1)] = 4096,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle rows.")] = False,
-    seconds: Annotated[float, typer.Option(help="Stop after so long, or at the end of an epoch.", min=0.1)] = 30.0,
-    output_format: Annotated[str | None, typer.Option(help="torch, numpy, arrow, pandas or dict.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows per batch.", min=1)] = 4096,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle the rows.")] = False,
+    seconds: Annotated[
+        float, typer.Option(help="Stop after this many seconds or at the end of the epoch.", min=0.1)
+    ] = 30.0,
+    output_format: Annotated[
+        str | None,
+        typer.Option(help="Batch type: torch, numpy, arrow, pandas or dict. Default: torch if installed, else numpy."),
+    ] = None,
     storage_option: Options = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how fast the dataset is read on this machine, and what limits it."""
+    """Measure read throughput and show what limits it."""
     from strata.clock import SystemClock  # noqa: PLC0415
     from strata.data.runtime.metrics import describe  # noqa: PLC0415
 
@@ -201,9 +214,13 @@ def bench(
 
 def _load(path: str, **choices: Any) -> tuple[Any, Any]:
     try:
-        from strata.data import StructuredDataset  # noqa: PLC0415 (pyarrow is behind it)
+        from strata.data import StructuredDataset  # noqa: PLC0415 (imports pyarrow)
     except ModuleNotFoundError as error:
-        echo(f"strata data needs the package {error.name}; install: pip install 'strata-runtime[data]'", err=True)
+        echo(
+            f"strata data needs the package {error.name}, which is not installed; "
+            "run: pip install 'strata-runtime[data]'",
+            err=True,
+        )
         raise typer.Exit(ExitCode.USAGE) from error
     return StructuredDataset.create_dataloader(path, show_progress=sys.stderr.isatty(), **choices)
 

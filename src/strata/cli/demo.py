@@ -1,4 +1,4 @@
-"""`strata demo`: see it work."""
+"""`strata demo`: train a small model, kill a worker and verify the result."""
 
 import sys
 from pathlib import Path
@@ -11,30 +11,28 @@ from strata.terminal import Console, echo_json
 
 
 def demo(
-    workers: Annotated[int, typer.Option(help="How many worker processes train.")] = 2,
-    rows: Annotated[int, typer.Option(help="How many clicks the data has.")] = 200_000,
-    kills: Annotated[int, typer.Option(help="How often a worker is killed.")] = 1,
-    seed: Annotated[int, typer.Option(help="Who is killed and when, and what is in the data.")] = 7,
+    workers: Annotated[int, typer.Option(help="Number of worker processes.")] = 2,
+    rows: Annotated[int, typer.Option(help="Number of rows in the generated dataset.")] = 200_000,
+    kills: Annotated[int, typer.Option(help="Number of times a worker is killed.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed for the data and for which worker is killed when.")] = 7,
     keep: Annotated[Path | None, typer.Option(help="Keep data, logs and checkpoints in this new directory.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was found as one JSON object, nothing else.")
-    ] = False,
-    save_svg: Annotated[Path | None, typer.Option(help="Keep a picture of all that was shown in this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the results, as one JSON object.")] = False,
+    save_svg: Annotated[Path | None, typer.Option(help="Save the output as a picture to this SVG file.")] = None,
 ) -> None:
-    """Train a small model on 2 workers, kill one of them, and check that nothing came of it.
+    """Kill a worker and verify that no work is lost.
 
-    Trains it twice, undisturbed and with kill -9 of a worker in the middle. Then every row was trained on exactly
-    once in each epoch, and both models are the same, bit for bit; otherwise the exit code is 1. All in a temporary
-    directory; about a minute on two cores.
+    Trains a small model twice: once undisturbed, once with a worker killed
+    halfway (kill -9). Then checks that every row was trained on exactly once per
+    epoch and that both models are bit-identical; the exit code is 1 if not. Uses
+    a temporary directory and takes about a minute on two cores.
     """
-    from strata.demo.config import DemoConfig, check_installed  # noqa: PLC0415 (what is behind it takes a while)
+    from strata.demo.config import DemoConfig, check_installed  # noqa: PLC0415 (slow to import)
 
     check_installed()
     config = DemoConfig(num_workers=workers, num_rows=rows, num_kills=kills, seed=seed, keep=keep)
 
     from strata.demo import view  # noqa: PLC0415
-    from strata.demo.show import Interrupted, run  # noqa: PLC0415
-    from strata.demo.stage import Stage  # noqa: PLC0415
+    from strata.demo.show import Interrupted, Stage, run  # noqa: PLC0415
 
     stage = Stage(None if as_json else Console(file=sys.stdout, highlight=False))
     try:

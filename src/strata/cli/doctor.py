@@ -1,4 +1,4 @@
-"""`strata doctor`: what this machine has, what it lacks, and how to get it."""
+"""`strata doctor`: check this machine and print how to fix what is missing."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,13 +16,17 @@ _ESSENTIAL_MARK = "[bold red]✗[/]"
 
 
 def doctor(
-    path: Annotated[Path | None, typer.Option("--path", help="The directory that checkpoints go to.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    path: Annotated[
+        Path | None,
+        typer.Option("--path", help="Check the disk of this checkpoint directory. Default: the current directory."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Look at this machine: Python, extras, disks, ports, limits, RDMA.
+    """Check this machine: Python, extras, disks, ports, limits.
 
-    ✓ is fine, ! works but deserves a look, – is optional and not there, ✗ is missing: nothing works without it, and
-    only then the exit code is 1.
+    ✓ is fine, ! works with a limitation, – is optional and missing, ✗ is
+    required and missing. The exit code is 1 only if something required is
+    missing.
     """
     checks = examine(path)
     if as_json:
@@ -40,7 +44,7 @@ def _print_table(checks: Sequence[Check]) -> None:
     table.add_column("")
     table.add_column("check", no_wrap=True)
     table.add_column("found", overflow="fold")
-    table.add_column("cure", overflow="fold")
+    table.add_column("fix", overflow="fold")
     for check in checks:
         mark = _ESSENTIAL_MARK if check.essential and check.status is Status.MISSING else _MARKS[check.status]
         is_optional = check.status is Status.MISSING and not check.essential

@@ -1,4 +1,4 @@
-"""`strata events`: what happened to a job, and why, in words."""
+"""`strata events`: print the history of a job, from its coordinator over HTTP or from the state on disk."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 from rich.markup import escape
 
-from strata.cli.status import RUNS
+from strata.cli.status import NO_ACTIVE_RUN
 from strata.terminal import Console, echo, echo_json
 
 if TYPE_CHECKING:
@@ -28,77 +28,85 @@ class Pages(Protocol):
 def events(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run on this machine. Default: the one under way.", show_default=False),
+        typer.Argument(metavar="RUN", help="Run on this machine. Default: the active run.", show_default=False),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="Tell of this job only.")] = None,
-    worker: Annotated[str | None, typer.Option(help="Tell of this worker only.")] = None,
+    job: Annotated[str | None, typer.Option(help="Print only events of this job.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Print only events of this worker.")] = None,
     kind: Annotated[
-        str | None, typer.Option(help="Tell of this kind only, as WorkerLeft or GenerationStarted.")
+        str | None, typer.Option(help="Print only events of this kind, such as WorkerLeft or GenerationStarted.")
     ] = None,
-    after: Annotated[int, typer.Option(help="Begin behind this entry.", min=0)] = 0,
+    after: Annotated[int, typer.Option(help="Start after this entry number.", min=0)] = 0,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on telling, until Ctrl-C; also when the coordinator was away.")
+        bool,
+        typer.Option("--follow", help="Keep printing new events until Ctrl-C; wait if the coordinator goes away."),
     ] = False,
     http: Annotated[
         str | None,
-        typer.Option(help=f"A coordinator's HTTP address; leader and standbys with commas. Default: {DEFAULT_HTTP}."),
+        typer.Option(
+            help="HTTP address of a coordinator; list leader and standbys separated by commas. "
+            f"Default without an active run: {DEFAULT_HTTP}."
+        ),
     ] = None,
-    state: Annotated[str | None, typer.Option(help="Read this state instead: a path or database URL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    state: Annotated[
+        str | None, typer.Option(help="Read the saved state of a coordinator: path or database URL.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Tell what happened and why: who joined and left, which generation that began, which shards moved.
+    """Print what happened to a job, and why.
 
-    It reads what the coordinator of a run has kept, also after the run; or asks a coordinator, or reads a state.
-    STRATA_TOKEN and STRATA_TLS_CA are used as by every client.
+    Prints workers that join and leave, new generations and moved shards. Reads
+    them from a run on this machine (also after it has ended), from a coordinator
+    (--http) or from the saved state of a coordinator (--state). --http uses
+    STRATA_TOKEN and STRATA_TLS_CA.
     """
-    from strata.cli.live_run import chosen_run  # noqa: PLC0415
+    from strata.cli.runs import choose_run  # noqa: PLC0415
     from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
 
     if http is not None and state is not None:
-        raise ConfigError("--http and --state name two sources; give one of them")
-    run = chosen_run(name, is_elsewhere=http is not None or state is not None)
+        raise ConfigError("--http and --state are two sources of events; give only one of them")
+    run = choose_run(name, is_elsewhere=http is not None or state is not None)
     is_default = run is None and http is None and state is None
     if run is not None:
         if run.spec.coordinator:
             raise ConfigError(
-                f"run {run.name} uses the coordinator at {run.spec.coordinator}, which keeps its events; name its HTTP "
-                "address: --http http://HOST:51051",
+                f"the coordinator at {run.spec.coordinator} keeps the events of run {run.name}; give its HTTP address: "
+                "--http http://HOST:51051",
                 field="http",
             )
         state = str(run.journal)
     console = Console(highlight=False)
     filters = {"job": job, "worker": worker, "kind": kind}
-    told = False
+    has_events = False
     try:
         with _over_http(http or DEFAULT_HTTP) if state is None else _in_state(state) as pages:
             for line in _lines(pages, after, follow=follow, filters=filters):
-                told = True
-                echo_json(line) if as_json else _tell(console, line)
+                has_events = True
+                echo_json(line) if as_json else _print_event(console, line)
     except CoordinatorUnavailable as error:
         if not is_default:
             raise
-        raise CoordinatorUnavailable(f"{RUNS}. {error.message}") from error
-    if not told and not as_json:
-        console.print("nothing is told of that" if any(filters.values()) else "nothing has happened yet")
+        raise CoordinatorUnavailable(f"{NO_ACTIVE_RUN}. {error.message}") from error
+    if not has_events and not as_json:
+        console.print("no events match" if any(filters.values()) else "no events yet")
 
 
 def _lines(pages: Pages, after: int, *, follow: bool, filters: dict[str, str | None]) -> Iterator[dict[str, Any]]:
     from strata.errors import CoordinatorUnavailable  # noqa: PLC0415
 
-    was_there = False
+    has_answered = False
     is_lost = False
     while True:
         try:
             page = pages(after=after, **filters)
         except CoordinatorUnavailable as error:
-            if not (follow and was_there):
+            if not (follow and has_answered):
                 raise
             if not is_lost:
                 echo(f"waiting: {error.message}", err=True)
             is_lost = True
             time.sleep(POLL_S)
             continue
-        was_there, is_lost = True, False
+        has_answered, is_lost = True, False
         yield from page["items"]
         after = page["next_after"]
         if page["more"]:
@@ -108,7 +116,7 @@ def _lines(pages: Pages, after: int, *, follow: bool, filters: dict[str, str | N
         time.sleep(POLL_S)
 
 
-def _tell(console: Console, line: dict[str, Any]) -> None:
+def _print_event(console: Console, line: dict[str, Any]) -> None:
     when = line["at"][:19].replace("T", " ")
     style = {"GenerationStarted": "bold", "WorkerLeft": "red", "WorkerJoined": "green"}.get(line["kind"], "default")
     console.print(
@@ -120,7 +128,7 @@ def _tell(console: Console, line: dict[str, Any]) -> None:
 
 @contextmanager
 def _in_state(state: str) -> Iterator[Pages]:
-    from strata.coordinator.http import views  # noqa: PLC0415 (numpy and sqlalchemy are behind these)
+    from strata.coordinator.http import views  # noqa: PLC0415 (imports numpy and sqlalchemy)
     from strata.coordinator.journal import open_journal  # noqa: PLC0415
 
     journal = open_journal(state, readonly=True)
@@ -138,17 +146,17 @@ def _in_state(state: str) -> Iterator[Pages]:
 
 @contextmanager
 def _over_http(urls: str) -> Iterator[Pages]:
-    """Asks the one that leads: a standby knows nothing, and says so."""
+    """Ask the coordinators in turn until the leader answers; a standby refuses."""
     from strata.errors import CoordinatorUnavailable  # noqa: PLC0415
 
-    asked = [_pages_at(url.strip()) for url in urls.split(",")]
+    candidates = [_pages_at(url.strip()) for url in urls.split(",")]
 
     def pages(*, after: int, **filters: str | None) -> dict[str, Any]:
-        for num_left in range(len(asked), 0, -1):
+        for num_left in range(len(candidates), 0, -1):
             try:
-                return asked[0](after=after, **filters)
+                return candidates[0](after=after, **filters)
             except CoordinatorUnavailable:
-                asked.append(asked.pop(0))  # the next one may lead by now
+                candidates.append(candidates.pop(0))  # the next one may be the leader now
                 if num_left == 1:
                     raise
         raise AssertionError("unreachable")
@@ -165,7 +173,7 @@ def _pages_at(url: str) -> Pages:
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--http={url!r} is no address; write it as the coordinator prints it: http://HOST:PORT")
+        raise ConfigError(f"--http={url!r} is not an HTTP address; write it as http://HOST:PORT")
     context = _tls() if url.startswith("https://") else None
     headers = dict(ClientSecurity().metadata())
 
@@ -179,10 +187,10 @@ def _pages_at(url: str) -> Pages:
                 return page
         except urllib.error.HTTPError as error:
             with error:
-                raise _told(error.code, error.read()) from error
+                raise _error_from(error.code, error.read()) from error
         except (OSError, ValueError) as error:
             raise CoordinatorUnavailable(
-                f"no coordinator answers at {url} ({error}); is it up, and is that its HTTP address?"
+                f"no coordinator answers at {url} ({error}); check that it is running and that this is its HTTP address"
             ) from error
 
     return pages
@@ -201,17 +209,19 @@ def _tls() -> Any:
             context.load_cert_chain(certificate, os.environ.get(KEY_VARIABLE) or None)
     except OSError as error:
         raise ConfigError(
-            f"the certificates that {CA_VARIABLE}, {CERT_VARIABLE} and {KEY_VARIABLE} name cannot be used: {error}"
+            f"cannot load the certificates named by {CA_VARIABLE}, {CERT_VARIABLE} and {KEY_VARIABLE}: {error}"
         ) from error
     return context
 
 
-def _told(code: int, body: bytes) -> "StrataError":
-    """The coordinator's own refusal."""
+def _error_from(code: int, body: bytes) -> "StrataError":
+    """Return the error that the coordinator answered with."""
     from strata.errors import BY_KIND, CoordinatorError  # noqa: PLC0415
 
     try:
         problem = json.loads(body)["error"]
         return BY_KIND.get(problem["kind"], CoordinatorError)(problem["message"], field=problem["field"])
     except (ValueError, KeyError, TypeError):
-        return CoordinatorError(f"the answer was HTTP {code}, and not a coordinator's; is that its HTTP address?")
+        return CoordinatorError(
+            f"got HTTP {code}, not an answer of a coordinator; check that --http is the coordinator's HTTP address"
+        )

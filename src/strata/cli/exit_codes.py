@@ -1,4 +1,4 @@
-"""What the exit code of `strata` says to a script."""
+"""The exit codes of `strata`, and which error maps to which code."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class ExitCode(enum.IntEnum):
 
 
 MEANINGS = {
-    ExitCode.OK: "done",
+    ExitCode.OK: "success",
     ExitCode.FAILED: "failed",
-    ExitCode.USAGE: "a flag, argument or setting is wrong",
-    ExitCode.UNAVAILABLE: "no coordinator answers",
-    ExitCode.STATE_DAMAGED: "the coordinator's state, or a checkpoint, cannot be read back",
-    ExitCode.STATE_BUSY: "the coordinator's state is in use by another, or cannot be written",
+    ExitCode.USAGE: "invalid flag, argument or setting",
+    ExitCode.UNAVAILABLE: "no coordinator answered",
+    ExitCode.STATE_DAMAGED: "the coordinator's state or a checkpoint is damaged",
+    ExitCode.STATE_BUSY: "the coordinator's state is in use by another process or not writable",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.TERMINATED: "terminated (SIGTERM)",
 }
 
-# The first that fits wins, so the narrower stand before the wider.
+# The first match wins, so subclasses come before their base classes.
 _BY_ERROR: tuple[tuple[type[StrataError], ExitCode], ...] = (
     (ConfigError, ExitCode.USAGE),
     (InvalidArgument, ExitCode.USAGE),
@@ -54,5 +54,5 @@ def exit_code_of(error: StrataError) -> ExitCode:
 
 
 def describe() -> str:
-    """The table above for a help text, one code a line."""
+    """Return the exit codes for the help text, one per line."""
     return "\n".join(["Exit codes:", *(f"{code.value:>5}  {meaning}" for code, meaning in MEANINGS.items())])

@@ -1,4 +1,4 @@
-"""`strata jobs`: which jobs a coordinator knows, and the end of one."""
+"""`strata jobs`: list and delete the jobs of a coordinator."""
 
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
     from strata.coordinator.client import CoordinatorClient
 
-app = typer.Typer(help="List a coordinator's jobs, and drop those that are over.", no_args_is_help=True)
+app = typer.Typer(help="List and drop the jobs of a coordinator.", no_args_is_help=True)
 
-Address = Annotated[str, typer.Option(help="The coordinator: HOST:PORT or unix:PATH.")]
-TimeoutS = Annotated[float, typer.Option(help="How long to wait for an answer.", min=0.1)]
+Address = Annotated[str, typer.Option(help="Address of the coordinator: HOST:PORT or unix:PATH.")]
+TimeoutS = Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)]
 TokenFile = Annotated[
-    str, typer.Option(help="A file that holds the token alone. Default: STRATA_TOKEN, or STRATA_TOKEN_FILE.")
+    str, typer.Option(help="File that contains the token. Default: STRATA_TOKEN or STRATA_TOKEN_FILE.")
 ]
 TlsCa = Annotated[
-    str, typer.Option(help="The authority of the coordinator's certificate: TLS. Default: STRATA_TLS_CA.")
+    str, typer.Option(help="CA certificate (PEM) of the coordinator; enables TLS. Default: STRATA_TLS_CA.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.callback()
 def root() -> None:
-    """List a coordinator's jobs, and drop those that are over."""
+    """List and drop the jobs of a coordinator."""
 
 
 @app.command()
@@ -42,7 +42,7 @@ def ls(
     tls_ca: TlsCa = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the jobs, in the order in which they began."""
+    """List the jobs, oldest first."""
     with _connected(address, timeout_s, token_file, tls_ca) as client:
         jobs = client.list_jobs()
     if as_json:
@@ -50,7 +50,7 @@ def ls(
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("job")
-    for heading in ("generation", "workers", "datasets", "checkpoint at step"):
+    for heading in ("generation", "workers", "datasets", "checkpoint step"):
         table.add_column(heading, justify="right")
     for job in jobs:
         numbers = (job.generation, job.num_workers, job.num_datasets, job.checkpoint_step)
@@ -61,34 +61,36 @@ def ls(
 
 @app.command()
 def drop(
-    job: Annotated[str, typer.Argument(help="The job to forget.")],
+    job: Annotated[str, typer.Argument(help="Job to drop.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Also with workers in it; they are out of the job then.")
+        bool, typer.Option("--force", help="Drop the job even if it has workers; they are evicted.")
     ] = False,
-    reason: Annotated[str, typer.Option(help="Why, for the history.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason to record in the event history.")] = "",
     address: Address = "localhost:50051",
     timeout_s: TimeoutS = 5.0,
     token_file: TokenFile = "",
     tls_ca: TlsCa = "",
 ) -> None:
-    """Forget a job: its datasets and how far they are, its checkpoints' records (not their files), its commands.
+    """Remove a job from the coordinator's state.
 
-    It takes a token of the role admin, where there are tokens. What happened stays in the history.
+    Removes its datasets with their progress, its commands and its checkpoint
+    records; checkpoint files and the event history stay. If the coordinator uses
+    tokens, this needs one with the role admin.
     """
     from strata.errors import UnknownJob  # noqa: PLC0415
 
     with _connected(address, timeout_s, token_file, tls_ca) as client:
         found = next((one for one in client.list_jobs() if one.job_id == job), None)
         if found is None:
-            raise UnknownJob(f"there is no job {job!r} at {address}; `strata jobs ls` lists those that there are")
+            raise UnknownJob(f"the coordinator at {address} has no job {job!r}; `strata jobs ls` lists its jobs")
         client.drop_job(job, force=force, generation=found.generation, reason=reason)
-    workers = f", with {counted(found.num_workers, 'worker')} in it" if found.num_workers else ""
-    echo(f"job {job} was dropped{workers}")
+    workers = f"; {counted(found.num_workers, 'worker')} evicted" if found.num_workers else ""
+    echo(f"dropped job {job}{workers}")
 
 
 @contextmanager
 def _connected(address: str, timeout_s: float, token_file: str, tls_ca: str) -> "Iterator[CoordinatorClient]":
-    from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (grpc is behind it)
+    from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (imports grpc)
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
     security = ClientSecurity(token_file=token_file, ca=tls_ca)

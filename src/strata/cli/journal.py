@@ -1,4 +1,4 @@
-"""`strata journal`: what is in a coordinator's state, and how it came to be."""
+"""`strata journal`: replay and back up the state of a coordinator."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,51 +16,57 @@ if TYPE_CHECKING:
     from strata.coordinator.journal import Damage
     from strata.coordinator.replay import JobSummary, ReplayLine
 
-app = typer.Typer(help="Look into a coordinator's state, also while it runs.", no_args_is_help=True)
+app = typer.Typer(help="Replay and back up the state of a coordinator.", no_args_is_help=True)
 
 
 @app.callback()
 def root() -> None:
-    """Look into a coordinator's state, also while it runs."""
+    """Replay and back up the state of a coordinator."""
 
 
 @app.command()
 def replay(
     state: Annotated[
-        str, typer.Option(help="Path or database URL of the state. Default: in your state directory.")
+        str, typer.Option(help="Path or database URL of the state. Default: a file in your state directory.")
     ] = "",
-    job: Annotated[str | None, typer.Option(help="Tell of this job only.")] = None,
-    until: Annotated[int | None, typer.Option(help="Stop after this entry, and show the state as it was then.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line; the last one is the state.")] = False,
+    job: Annotated[str | None, typer.Option(help="Print only this job.")] = None,
+    until: Annotated[int | None, typer.Option(help="Stop after this entry and show the state at that point.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line; the last one is the state.")
+    ] = False,
 ) -> None:
-    """Tell, entry by entry, how a state came to be, and show it."""
-    from strata.coordinator.replay import Replay  # noqa: PLC0415 (numpy and sqlalchemy are behind it)
+    """Print every journal entry and the state they lead to.
+
+    The coordinator may keep running.
+    """
+    from strata.coordinator.replay import Replay  # noqa: PLC0415 (imports numpy and sqlalchemy)
 
     console = Console(highlight=False)
-    with Replay(state) as story:
-        for line in story.lines(job_id=job, until=until):
-            _tell(console, line, as_json=as_json)
-        jobs, damage = story.summary(job_id=job, until=until)
+    with Replay(state) as replayed:
+        for line in replayed.lines(job_id=job, until=until):
+            _print_line(console, line, as_json=as_json)
+        jobs, damage = replayed.summary(job_id=job, until=until)
     if as_json:
         found = {"jobs": [asdict(j) for j in jobs], "damage": asdict(damage) if damage else None}
         echo_json(found)
         return
-    _show(console, jobs, damage)
+    _print_state(console, jobs, damage)
 
 
 @app.command()
 def backup(
-    target: Annotated[Path, typer.Argument(help="The file to make; it must not be there yet.")],
+    target: Annotated[Path, typer.Argument(help="File to create; it must not exist.")],
     state: Annotated[
-        str, typer.Option(help="Path of the state, or sqlite:///PATH. Default: in your state directory.")
+        str, typer.Option(help="Path of the state, or sqlite:///PATH. Default: a file in your state directory.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Copy a SQLite state while its coordinator runs, and check the copy.
+    """Copy a SQLite state and verify the copy.
 
-    A PostgreSQL state is backed up with pg_dump.
+    The coordinator may keep running. Back up a PostgreSQL state with pg_dump
+    instead.
     """
-    from strata.coordinator.backup import back_up  # noqa: PLC0415 (numpy and sqlalchemy are behind it)
+    from strata.coordinator.backup import back_up  # noqa: PLC0415 (imports numpy and sqlalchemy)
 
     made = back_up(state, target)
     if as_json:
@@ -68,10 +74,10 @@ def backup(
         echo_json(found)
         return
     jobs, num_bytes = counted(made.num_jobs, "job"), counted(made.num_bytes, "byte")
-    echo(f"{made.path}: {jobs}, up to entry {made.last_seq}, {num_bytes}, checked")
+    echo(f"{made.path}: {jobs}, entries up to {made.last_seq}, {num_bytes}, verified")
 
 
-def _tell(console: Console, line: "ReplayLine", *, as_json: bool) -> None:
+def _print_line(console: Console, line: "ReplayLine", *, as_json: bool) -> None:
     if as_json:
         echo_json(asdict(line))
         return
@@ -81,11 +87,11 @@ def _tell(console: Console, line: "ReplayLine", *, as_json: bool) -> None:
     )
 
 
-def _show(console: Console, jobs: "list[JobSummary]", damage: "Damage | None") -> None:
+def _print_state(console: Console, jobs: "list[JobSummary]", damage: "Damage | None") -> None:
     if damage is not None:
         console.print(
-            f"[bold red]damaged from entry {damage.seq} on[/bold red]: {escape(damage.reason)} "
-            f"({counted(damage.num_lost, 'entry', 'entries')} lost, kept at {escape(damage.kept_at)})"
+            f"[bold red]damaged from entry {damage.seq}[/bold red]: {escape(damage.reason)} "
+            f"({counted(damage.num_lost, 'entry', 'entries')} lost; damaged state kept at {escape(damage.kept_at)})"
         )
     if not jobs:
         console.print("no jobs")
@@ -98,6 +104,6 @@ def _show(console: Console, jobs: "list[JobSummary]", damage: "Damage | None") -
         for worker in job.workers:
             table.add_row(escape(worker), *(str(d.shards_by_worker[worker]) for d in job.datasets))
         console.print(table)
-        console.print(f"because: {escape(job.reason)}", soft_wrap=True)
+        console.print(f"last change: {escape(job.reason)}", soft_wrap=True)
         if job.checkpoint_id:
             console.print(f"checkpoint: {escape(job.checkpoint_id)} (step {job.checkpoint_step})")

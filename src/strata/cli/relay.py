@@ -1,4 +1,4 @@
-"""`strata relay`: serve the workers of one node over one connection to the coordinator."""
+"""`strata relay`: serve the workers of a node through one connection to the coordinator."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,34 +13,47 @@ if TYPE_CHECKING:
 def relay(
     upstream: Annotated[
         str,
-        typer.Option(help="The coordinator or another relay: HOST:PORT or unix:PATH; leader and standbys with commas."),
+        typer.Option(
+            help="Address of the coordinator or another relay: HOST:PORT or unix:PATH; list leader and standbys "
+            "separated by commas."
+        ),
     ],
     listen: Annotated[
-        str, typer.Option(help="Where to serve the node's workers: HOST:PORT or unix:PATH; port 0 picks one.")
+        str,
+        typer.Option(help="Address to serve the node's workers on: HOST:PORT or unix:PATH; port 0 picks a free one."),
     ] = "127.0.0.1:50052",
-    tokens: Annotated[str, typer.Option(help="File of the tokens that workers must show, lines of ROLE TOKEN.")] = "",
-    tls_cert: Annotated[str, typer.Option(help="This relay's certificate, a PEM file.")] = "",
-    tls_key: Annotated[str, typer.Option(help="Its private key, a PEM file.")] = "",
-    tls_client_ca: Annotated[str, typer.Option(help="Authority of the certificates that workers must show.")] = "",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Serve any address without tokens and TLS.")] = False,
+    tokens: Annotated[
+        str, typer.Option(help="File of the tokens to accept from workers, one 'ROLE TOKEN' per line.")
+    ] = "",
+    tls_cert: Annotated[str, typer.Option(help="Certificate of this relay (PEM).")] = "",
+    tls_key: Annotated[str, typer.Option(help="Private key of --tls-cert (PEM).")] = "",
+    tls_client_ca: Annotated[
+        str, typer.Option(help="Require worker certificates signed by this CA certificate (PEM).")
+    ] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow any listen address without tokens and TLS.")
+    ] = False,
     upstream_ca: Annotated[
-        str, typer.Option(help="Authority of the coordinator's certificate; turns TLS on. Or STRATA_TLS_CA.")
+        str, typer.Option(help="CA certificate (PEM) of the coordinator; enables TLS. Default: STRATA_TLS_CA.")
     ] = "",
     upstream_cert: Annotated[
-        str, typer.Option(help="What this relay shows to the coordinator. Or STRATA_TLS_CERT.")
+        str, typer.Option(help="Client certificate (PEM) to present to the coordinator. Default: STRATA_TLS_CERT.")
     ] = "",
-    upstream_key: Annotated[str, typer.Option(help="Its private key. Or STRATA_TLS_KEY.")] = "",
+    upstream_key: Annotated[
+        str, typer.Option(help="Private key of --upstream-cert (PEM). Default: STRATA_TLS_KEY.")
+    ] = "",
     timeout_s: Annotated[
-        float, typer.Option(help="How long to look for the coordinator at start, before giving up.", min=0.1)
+        float, typer.Option(help="Seconds to wait for the coordinator at startup before giving up.", min=0.1)
     ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
 ) -> None:
-    """Serve a node's workers: the coordinator's service, over one connection to it.
+    """Run a relay that serves the workers of one node.
 
-    Workers use it as they would use the coordinator. The token for the coordinator comes from STRATA_TOKEN or
-    STRATA_TOKEN_FILE. It stops on Ctrl-C or SIGTERM.
+    Workers use the relay like a coordinator. The relay keeps one connection to
+    the coordinator for all of them; its token comes from STRATA_TOKEN or
+    STRATA_TOKEN_FILE. Stop it with Ctrl-C or SIGTERM.
     """
-    from strata.coordinator.client import ClientConfig  # noqa: PLC0415 (grpc is behind it)
+    from strata.coordinator.client import ClientConfig  # noqa: PLC0415 (imports grpc)
     from strata.coordinator.config import SecurityConfig  # noqa: PLC0415
     from strata.coordinator.relay.relay import RelayConfig, run  # noqa: PLC0415
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415

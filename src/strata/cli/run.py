@@ -1,4 +1,4 @@
-"""`strata run` and its kin: start a script on workers, stop it, change their number, go on with it."""
+"""`strata run`, `resume`, `stop` and `scale`: start a run and control it."""
 
 from __future__ import annotations
 
@@ -16,79 +16,110 @@ if TYPE_CHECKING:
     from strata.launch.record.log import Which
     from strata.launch.supervisor import Finish
 
-Logs = Annotated[str, typer.Option(help="Whose output to show: rank0, all or none. auto: rank 0, unless --quiet.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but the end.")]
+Logs = Annotated[
+    str, typer.Option(help="Whose output to show: rank0, all or none. auto is rank0, or none with --quiet.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the final result.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or a unique prefix of it.")]
 
 
 def run(
-    script: Annotated[str, typer.Argument(help="A Python file; with -m a module.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Handed to the script.")] = None,
+    script: Annotated[str, typer.Argument(help="Python file, or a module with -m.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     workers: Annotated[
-        str, typer.Option("--workers", "-w", help="How many processes; 2:8 for a run that may shrink and grow.")
+        str, typer.Option("--workers", "-w", help="Number of worker processes; 2:8 lets the run shrink and grow.")
     ] = "1",
-    name: Annotated[str, typer.Option(help="What to call the run; made up if left out.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the run. Default: a generated name.")] = "",
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
-    max_restarts: Annotated[int, typer.Option(help="How many failures the run may survive.")] = 3,
+    max_restarts: Annotated[
+        int, typer.Option(help="Number of times the run restarts after a failure before it gives up.")
+    ] = 3,
     checkpoints: Annotated[
-        str, typer.Option(help="A directory or URL for checkpoints; left out, in the run's directory.")
+        str, typer.Option(help="Directory or URL for checkpoints. Default: inside the run's directory.")
     ] = "",
     every: Annotated[
-        str, typer.Option(help="When maybe_checkpoint saves, unless the script says so: 50 (steps), 90s, 10m.")
+        str,
+        typer.Option(help="How often maybe_checkpoint saves, unless the script sets it: 50 (steps), 90s or 10m."),
     ] = "",
     storage_option: Annotated[
         list[str] | None,
         typer.Option(
             "--storage-option",
             metavar="KEY=VALUE",
-            help="For checkpoints in an object store, as region=eu-west-1. Repeatable. Secrets: by environment only.",
+            help="Object store option for --checkpoints, such as region=eu-west-1. Repeatable. "
+            "Pass secrets in the environment.",
         ),
     ] = None,
-    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for the workers; repeat it.")] = None,
-    grace_s: Annotated[float, typer.Option(help="What workers have for a last checkpoint when stopped.")] = 30.0,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="NAME=VALUE", help="Environment variable for the workers. Repeatable."),
+    ] = None,
+    grace_s: Annotated[
+        float, typer.Option(help="Seconds that workers have to save a last checkpoint when the run is stopped.")
+    ] = 30.0,
     step_timeout_s: Annotated[
         float | None,
         typer.Option(
-            help="Restart if a worker makes no step for so long, also before its first one. 0: never. "
-            "Default: 600 after the first step.",
+            help="Restart if a worker finishes no step within this many seconds, counted from the start of the "
+            "attempt; 0 disables it. Default: 600, counted from the worker's first step.",
             show_default=False,
         ),
     ] = None,
-    warm: Annotated[bool, typer.Option(help="Fork workers from a process that has imported torch.")] = True,
-    preload: Annotated[list[str] | None, typer.Option(help="Also import this before forking; repeat it.")] = None,
+    warm: Annotated[
+        bool, typer.Option(help="Fork workers from a process that has already imported torch; restarts are faster.")
+    ] = True,
+    preload: Annotated[
+        list[str] | None, typer.Option(metavar="MODULE", help="Also import this module before forking. Repeatable.")
+    ] = None,
     nnodes: Annotated[
         int,
-        typer.Option(help="How many machines; say the same on each, with one --name, and where the coordinator is."),
+        typer.Option(
+            help="Number of machines. Start the same command on each, with the same --name and --coordinator."
+        ),
     ] = 1,
     coordinator: Annotated[
-        str, typer.Option(help="HOST:PORT of a coordinator; leader and standbys with commas. Left out: one inside.")
+        str,
+        typer.Option(
+            help="HOST:PORT of a coordinator; list leader and standbys separated by commas. "
+            "Default: a coordinator inside this process."
+        ),
     ] = "",
     node_address: Annotated[
-        str, typer.Option(help="Where the other machines reach this one; left out: as on the way to the coordinator.")
+        str,
+        typer.Option(
+            help="Address at which the other machines reach this one. "
+            "Default: the local address of its connection to the coordinator."
+        ),
     ] = "",
     min_wait_s: Annotated[
-        float, typer.Option(help="How long to wait while there is room for fewer workers than the least.")
+        float, typer.Option(help="Seconds to wait while fewer than the minimum number of workers can be placed.")
     ] = 300.0,
-    engine: Annotated[str, typer.Option(help="Where workers are: local, or ray for a Ray cluster.")] = "local",
+    engine: Annotated[str, typer.Option(help="Where workers run: local, or ray for a Ray cluster.")] = "local",
     address: Annotated[
-        str, typer.Option(help="Of the Ray cluster: auto, or HOST:PORT. Left out: one here, for this run.")
+        str,
+        typer.Option(
+            help="Address of the Ray cluster: auto or HOST:PORT. Default: a new cluster on this machine for this run."
+        ),
     ] = "",
-    cpus_per_worker: Annotated[float, typer.Option(help="What a worker reserves on a Ray cluster.")] = 1.0,
-    gpus_per_worker: Annotated[float, typer.Option(help="What a worker reserves on a Ray cluster.")] = 0.0,
+    cpus_per_worker: Annotated[float, typer.Option(help="CPUs that each worker reserves on a Ray cluster.")] = 1.0,
+    gpus_per_worker: Annotated[float, typer.Option(help="GPUs that each worker reserves on a Ray cluster.")] = 0.0,
     ship: Annotated[
         bool | None,
-        typer.Option(help="Whether Ray copies this directory to its nodes; left out: if they are other machines."),
+        typer.Option(help="Let Ray copy this directory to its nodes. Default: only if they are other machines."),
     ] = None,
     logs: Logs = "auto",
     log_bytes: Annotated[
-        str, typer.Option(help="How much of each worker's log to keep, the newest, as 64MiB. 0: all of it.")
+        str, typer.Option(help="Maximum size of each worker's log; the oldest lines are dropped. 0: no limit.")
     ] = "64MiB",
     quiet: Quiet = False,
 ) -> None:
-    """Run a script on several workers, and bring it back to the exact row and step whatever dies.
+    """Run a training script and restart it after failures.
 
-    Scripts for torchrun start unchanged. Logs and checkpoints are kept in the run's directory.
+    A restarted run continues at the exact row and step of its last checkpoint.
+    Scripts written for torchrun start unchanged. Logs and checkpoints are kept
+    in the run's directory.
     """
-    from strata.clock import SystemClock  # noqa: PLC0415 - heavy imports only when it runs
+    from strata.clock import SystemClock  # noqa: PLC0415 (heavy imports only when the command runs)
     from strata.config import parse_bytes  # noqa: PLC0415
     from strata.launch.environment import STORAGE_OPTIONS  # noqa: PLC0415
     from strata.launch.record import directory as run_directory  # noqa: PLC0415
@@ -105,7 +136,7 @@ def run(
     if nnodes > 1:
         _check_shared(name, checkpoints)
     chosen = name or run_directory.new_name(SystemClock())
-    place = run_directory.root() / chosen
+    path = run_directory.root() / chosen
     spec = RunSpec(
         name=chosen,
         script=script if module else _script(script),
@@ -113,7 +144,7 @@ def run(
         is_module=module,
         workers=size,
         directory=str(Path.cwd()),
-        checkpoints=run_directory.checkpoints_at(checkpoints, place),
+        checkpoints=run_directory.checkpoints_at(checkpoints, path),
         variables=variables,
         max_restarts=max_restarts,
         grace_s=grace_s,
@@ -141,12 +172,17 @@ def run(
 
 
 def resume(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of it.")],
-    workers: Annotated[str, typer.Option("--workers", "-w", help="Another number of processes than before.")] = "",
+    name: RunName,
+    workers: Annotated[
+        str, typer.Option("--workers", "-w", help="Change the number of workers, such as 4 or 2:8. Default: as before.")
+    ] = "",
     logs: Logs = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped, failed, or lost its machine, from its last checkpoint."""
+    """Continue a run from its last checkpoint.
+
+    Works after the run was stopped, failed or lost its machine.
+    """
     import msgspec  # noqa: PLC0415
 
     from strata.errors import ConfigError  # noqa: PLC0415
@@ -155,7 +191,7 @@ def resume(
 
     directory, which = open_run(name), _which(logs, quiet=quiet)
     if workers:
-        with directory.lock():  # not under the feet of an agent
+        with directory.lock():  # an agent must not read the spec while it changes
             size, status = Size.parse(workers), directory.status
             if status is not None and status.only_workers and not size.allows(status.only_workers):
                 raise ConfigError(not_divisible(size, status.only_workers), field="workers")
@@ -164,27 +200,33 @@ def resume(
 
 
 def stop(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of it.")],
-    now: Annotated[bool, typer.Option("--now", help="Without a last checkpoint.")] = False,
+    name: RunName,
+    now: Annotated[bool, typer.Option("--now", help="Stop without saving a checkpoint.")] = False,
 ) -> None:
-    """Let a run save a checkpoint and stop; `strata resume` goes on with it."""
+    """Save a checkpoint and stop a run.
+
+    `strata resume` continues the run.
+    """
     from strata.launch import control  # noqa: PLC0415
 
     directory, address = _alive(name)
     control.ask(address, control.Stop(is_now=now))
-    echo(f"{directory.name} is asked to stop" + (" now" if now else " after a checkpoint"))
+    echo(f"stopping {directory.name}" + (" now" if now else " after a checkpoint"))
 
 
 def scale(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or the beginning of it.")],
-    workers: Annotated[int, typer.Argument(help="How many, within what the run was started with.")],
+    name: RunName,
+    workers: Annotated[int, typer.Argument(help="New number of workers, within the --workers range of the run.")],
 ) -> None:
-    """Change the number of workers of a running job, from the next step on."""
+    """Change the number of workers of a running job.
+
+    The run saves a checkpoint and continues with the new number of workers.
+    """
     from strata.launch import control  # noqa: PLC0415
 
     directory, address = _alive(name)
     control.ask(address, control.Scale(workers))
-    echo(f"{directory.name} goes on with {counted(workers, 'worker')} after a checkpoint")
+    echo(f"{directory.name} continues with {counted(workers, 'worker')} after a checkpoint")
 
 
 def _alive(name: str) -> tuple[RunDirectory, str]:
@@ -194,7 +236,7 @@ def _alive(name: str) -> tuple[RunDirectory, str]:
     directory = open_run(name)
     status = directory.status
     if status is None or not is_alive(status):
-        raise ConfigError(f"{directory.name} does not run; `strata resume {directory.name}` goes on with it")
+        raise ConfigError(f"run {directory.name} is not active; `strata resume {directory.name}` continues it")
     return directory, status.control
 
 
@@ -215,32 +257,32 @@ def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool) -> None:
         finish = run_it(directory, display, logs=logs)
     finally:
         display.close()
-    _tell(directory, finish, logs)
+    _print_result(directory, finish, logs)
     raise typer.Exit(finish.exit_code)
 
 
-def _tell(directory: RunDirectory, finish: Finish, logs: Which) -> None:
-    """The cause first, with the end of its log, unless that was just shown; then where everything is."""
+def _print_result(directory: RunDirectory, finish: Finish, logs: Which) -> None:
+    """Print the cause, the last lines of the failed worker unless just shown, and where logs and checkpoints are."""
     from strata.launch.record.log import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     echo(f"{directory.name} {finish.outcome}: {finish.reason}", err=True)
     failed = directory.first_failure() if finish.outcome == "failed" else None
     is_shown = failed is not None and (logs == "all" or (logs != "none" and failed.rank == 0))
     if failed is not None and not is_shown and (lines := last_lines(failed.path, NUM_LAST_LINES)):
-        echo(f"  the end of {failed.path}:", *(f"    {line}" for line in lines), err=True)
+        echo(f"  last lines of {failed.path}:", *(f"    {line}" for line in lines), err=True)
     if finish.outcome != "done":
-        echo(f"  go on with it: strata resume {directory.name}", err=True)
+        echo(f"  continue with: strata resume {directory.name}", err=True)
     echo(f"  logs: {directory.path / 'logs'}", err=True)
     status = directory.status
-    place, _, last = status.checkpoint.rpartition("/") if status is not None else ("", "", "")
-    echo(f"  checkpoints: {f'{place} (the last is {last})' if last else 'none was saved'}", err=True)
+    location, _, last = status.checkpoint.rpartition("/") if status is not None else ("", "", "")
+    echo(f"  checkpoints: {f'{location} (last: {last})' if last else 'none saved'}", err=True)
 
 
 def _storage_options(given: list[str], checkpoints: str) -> str:
-    """As JSON. It is kept in the run's directory, and a command line is seen by everybody on the machine.
+    """Return the options as JSON, for the run's directory.
 
     Raises:
-        ConfigError: One is secret, unknown or cannot be; or the checkpoints are in a directory.
+        ConfigError: An option is secret, unknown or invalid, or `checkpoints` is not an object store.
     """
     import msgspec  # noqa: PLC0415
 
@@ -249,12 +291,12 @@ def _storage_options(given: list[str], checkpoints: str) -> str:
     from strata.storage.object_options import is_secret  # noqa: PLC0415
 
     pairs = [text.partition("=") for text in given]
-    for key, equals, _ in pairs:  # without their values: any of them may be one
+    for key, equals, _ in pairs:  # errors never show a value: it may be a secret
         if not key or not equals:
-            raise ConfigError("--storage-option wants KEY=VALUE", field="storage_options")
+            raise ConfigError("--storage-option must have the form KEY=VALUE", field="storage_options")
         if is_secret(key):
             raise ConfigError(
-                f"--storage-option {key}=… would show a secret in the list of processes and in the run's directory; "
+                f"--storage-option {key}=… would expose a secret in the process list and in the run's directory; "
                 "set it in the environment (AWS_SECRET_ACCESS_KEY, AZURE_STORAGE_ACCOUNT_KEY, …) or in a profile "
                 "(--storage-option profile=NAME)",
                 field="storage_options",
@@ -262,7 +304,7 @@ def _storage_options(given: list[str], checkpoints: str) -> str:
     options = {key: value for key, _, value in pairs}
     if "://" not in checkpoints:
         raise ConfigError(
-            "--storage-option is for checkpoints in an object store; say --checkpoints s3://BUCKET/PREFIX, too",
+            "--storage-option needs checkpoints in an object store; add --checkpoints s3://BUCKET/PREFIX",
             field="storage_options",
         )
     open_store(checkpoints, options).close()
@@ -270,30 +312,34 @@ def _storage_options(given: list[str], checkpoints: str) -> str:
 
 
 def _check_shared(name: str, checkpoints: str) -> None:
-    """What several machines must have in common."""
+    """Check the settings that several machines must share.
+
+    Raises:
+        ConfigError: The run's name or the location of its checkpoints is missing.
+    """
     from strata.errors import ConfigError  # noqa: PLC0415
 
     if not name:
-        raise ConfigError("nodes find each other by the run's name; give the same --name on each", field="name")
+        raise ConfigError("--nnodes needs a run name, the same on every machine; add --name NAME", field="name")
     if not checkpoints:
         raise ConfigError(
-            "every node must reach the checkpoints; name a place that all of them have: --checkpoints s3://… or a "
+            "--nnodes needs checkpoints that every machine can reach; add --checkpoints s3://BUCKET/PREFIX or a "
             "directory of a shared file system",
             field="checkpoints",
         )
 
 
 def _script(text: str) -> str:
-    """Absolute: `strata resume` may be called from elsewhere.
+    """Return the absolute path, because `strata resume` may run in another directory.
 
     Raises:
-        ConfigError: There is no such file.
+        ConfigError: The file does not exist.
     """
     from strata.errors import ConfigError  # noqa: PLC0415
 
     path = Path(text).absolute()
     if not path.is_file():
-        raise ConfigError(f"there is no file {text}; for a module, say strata run -m {text}", field="script")
+        raise ConfigError(f"file {text} does not exist; to run a module, use strata run -m {text}", field="script")
     return str(path)
 
 
@@ -304,10 +350,10 @@ def _engine(text: str, address: str) -> Literal["local", "ray"]:
         case "ray":
             return "ray"
         case "local" if address:
-            raise ConfigError(f"--address {address} is that of a Ray cluster; say --engine ray, too", field="address")
+            raise ConfigError(f"--address {address} names a Ray cluster; add --engine ray", field="address")
         case "local":
             return "local"
-    raise ConfigError(f"--engine {text!r} is neither local nor ray", field="engine")
+    raise ConfigError(f"--engine {text!r} is unknown; use local or ray", field="engine")
 
 
 def _variables(given: list[str]) -> dict[str, str]:
@@ -317,6 +363,6 @@ def _variables(given: list[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise ConfigError(f"--env {text!r} is not NAME=VALUE", field="env")
+            raise ConfigError(f"--env {text!r} must have the form NAME=VALUE", field="env")
         found[name] = value
     return found

@@ -1,6 +1,7 @@
-"""`strata ps`, `strata logs` and `strata rm`: the runs on this machine, what their workers wrote, and an end of both.
+"""`strata ps`, `logs` and `rm`: list the runs on this machine, print their output, delete them.
 
-They know a run by what it leaves in its directory, so they work while it runs, after it, and when it was killed.
+These commands read only the run's directory, so they work while a run is active, after it has ended and after it was
+killed. `choose_run` picks the run that `strata status` and `strata events` report on.
 """
 
 import contextlib
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     from strata.launch.record.directory import LogFile, RunDirectory, RunStatus
 
 NUM_RECENT = 10
-"""Runs that are over and are listed all the same."""
+"""Ended runs that `strata ps` lists without `--all`."""
 POLL_S = 0.2
 MAX_NAME = 40
 MIN_COMMAND = 12
-"""Characters of a table."""
+"""Widths of table columns, in characters."""
 _HEADINGS = ("name", "state", "workers", "step", "restarts", "age", "script")
 _WIDE = 400
-"""Columns, where no terminal says how many there are."""
+"""Width in characters when the output is not a terminal."""
 _STATES = {"running": "green", "starting": "green", "stopping": "yellow", "failed": "red", "interrupted": "yellow"}
 
 
@@ -37,12 +38,15 @@ _STATES = {"running": "green", "starting": "green", "stopping": "yellow", "faile
 
 
 def ps(
-    all_: Annotated[bool, typer.Option("--all", "-a", help="Also those that were over long ago.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="List all runs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List the runs on this machine, the newest first: those under way and the last ten."""
+    """List the runs on this machine, newest first.
+
+    Lists active runs and the last ten that ended; --all lists all runs.
+    """
     from strata.clock import SystemClock  # noqa: PLC0415
-    from strata.launch.record import directory  # noqa: PLC0415 (msgspec is behind it)
+    from strata.launch.record import directory  # noqa: PLC0415 (imports msgspec)
 
     runs = directory.all_runs()
     rows = [_row(run, run.status) for run in runs.found]
@@ -54,31 +58,31 @@ def ps(
         console = _console()
         console.print(_table(listed, now_s=SystemClock().wall_s(), width=console.width))
         if len(listed) < len(rows):
-            echo(f"{counted(len(rows) - len(listed), 'older one', 'older ones')}: strata ps --all")
+            echo(f"{counted(len(rows) - len(listed), 'older run')} not shown; strata ps --all lists all")
     else:
         echo(f"no runs in {printable(str(directory.root()))}")
     for why in runs.unreadable.values():
-        echo(f"passed over: {printable(why)}", err=True)
+        echo(f"skipped: {printable(why)}", err=True)
 
 
 def recent(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those under way, however old, and a few others; the order stays."""
+    """Return the active runs and the newest of the others, in the same order."""
     from strata.launch.record.directory import UNDER_WAY  # noqa: PLC0415
 
-    over = (number for number, row in enumerate(rows) if row["state"] not in UNDER_WAY)
-    kept = set(itertools.islice(over, NUM_RECENT))
+    ended = (number for number, row in enumerate(rows) if row["state"] not in UNDER_WAY)
+    kept = set(itertools.islice(ended, NUM_RECENT))
     return [row for number, row in enumerate(rows) if number in kept or row["state"] in UNDER_WAY]
 
 
 def _row(run: "RunDirectory", status: "RunStatus | None") -> dict[str, Any]:
-    """All that programs are told of a run; its variables are not among it, for they may be secrets."""
+    """Return the JSON object of a run. It omits the environment variables, which may be secret."""
     import msgspec  # noqa: PLC0415
 
     from strata.launch.record.directory import state_now  # noqa: PLC0415
 
-    said = msgspec.to_builtins(status) if status else {}
+    reported = msgspec.to_builtins(status) if status else {}
     return {
-        **said,
+        **reported,
         "name": run.name,
         "state": state_now(status),
         "path": str(run.path),
@@ -96,14 +100,14 @@ def _row(run: "RunDirectory", status: "RunStatus | None") -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]], *, now_s: float, width: int) -> Table:
     cells = [_cells(row, now_s) for row in rows]
     longest = [max(map(len, column)) for column in zip(_HEADINGS, *cells, strict=True)]
-    # A name is folded, should it be very long; what was run is cut to what is left of the line.
-    room = width - min(longest[0], MAX_NAME) - sum(longest[1:-1]) - 2 * len(_HEADINGS)
+    # A very long name wraps; the command is cut to the rest of the line.
+    command_width = width - min(longest[0], MAX_NAME) - sum(longest[1:-1]) - 2 * len(_HEADINGS)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in _HEADINGS:
         is_number = heading in ("workers", "step", "restarts", "age")
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=heading != "name", overflow="fold")
     for name, state, *numbers, command in cells:
-        command = printable(command, max_chars=max(room, MIN_COMMAND))
+        command = printable(command, max_chars=max(command_width, MIN_COMMAND))
         table.add_row(Text(name), Text(state, style=_STATES.get(state, "")), *map(Text, (*numbers, command)))
     return table
 
@@ -121,7 +125,7 @@ def _cells(row: dict[str, Any], now_s: float) -> tuple[str, ...]:
 
 
 def age(seconds: float) -> str:
-    """`5s`, `12m`, `3h`, `4d`; a clock that was set back makes nothing younger than 0."""
+    """Return `5s`, `12m`, `3h` or `4d`; at least `0s`, even if the clock was set back."""
     for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= unit_s:
             return f"{seconds // unit_s:.0f}{unit}"
@@ -132,27 +136,30 @@ def age(seconds: float) -> str:
 
 
 def logs(
-    name: Annotated[str, typer.Argument(metavar="RUN", help="Its name, or as much of the beginning as no other has.")],
-    rank: Annotated[int | None, typer.Option(help="Of this worker only.", min=0)] = None,
-    attempt: Annotated[int | None, typer.Option(help="Of this attempt only.", min=0)] = None,
+    name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or a unique prefix of it.")],
+    rank: Annotated[int | None, typer.Option(help="Print only the worker of this rank.", min=0)] = None,
+    attempt: Annotated[int | None, typer.Option(help="Print only this attempt.", min=0)] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run is over, also through further attempts.")
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends, across restarts.")
     ] = False,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", help="Only the last so many of each.", min=0)] = None,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", help="Print only the last N lines of each worker.", min=0)
+    ] = None,
 ) -> None:
-    """Print what the workers of a run wrote, in all attempts; in a failed one, the worker that failed first is first.
+    """Print the output of a run's workers.
 
-    With several workers, each line begins with the rank of its writer. On a terminal, colours are kept; all other
-    control sequences are left out.
+    Prints all attempts in order; within a failed attempt, the worker that failed
+    first comes first. With several workers, each line starts with the rank. A
+    terminal shows colours; other control sequences are removed.
     """
-    from strata.launch.record.directory import open_run  # noqa: PLC0415 (msgspec is behind it)
+    from strata.launch.record.directory import open_run  # noqa: PLC0415 (imports msgspec)
 
     run = open_run(name)
-    wanted = Wanted(rank=rank, attempt=attempt, num_lines=lines, is_followed=follow)
-    check(run, wanted)
-    prefixes = _Prefixes(run, wanted)
+    selection = LogSelection(rank=rank, attempt=attempt, num_lines=lines, is_followed=follow)
+    check_selection(run, selection)
+    prefixes = _Prefixes(run, selection)
     last_attempt = None
-    for log, said in reading(run, wanted, pause=lambda: time.sleep(POLL_S)):
+    for log, block in read_logs(run, selection, pause=lambda: time.sleep(POLL_S)):
         if last_attempt != log.attempt:
             last_attempt = log.attempt
             failure = run.failure(log.attempt)
@@ -161,92 +168,98 @@ def logs(
             elif log.attempt > 0:
                 echo(f"attempt {log.attempt}", err=True, bold=True)
         prefix = prefixes.of(log.rank)
-        echo_log(*(f"{prefix}{line}" for line in said))
+        echo_log(*(f"{prefix}{line}" for line in block))
 
 
-class Wanted(NamedTuple):
+class LogSelection(NamedTuple):
+    """Which lines `strata logs` prints; None selects everything."""
+
     rank: int | None = None
     attempt: int | None = None
     num_lines: int | None = None
-    """Of the end of each; None is all."""
+    """Lines at the end of each log."""
     is_followed: bool = False
 
 
-def check(run: "RunDirectory", wanted: Wanted) -> None:
-    """Whether there is, or may still come, what is wanted.
+def check_selection(run: "RunDirectory", selection: LogSelection) -> None:
+    """Check that the selected logs exist or may still appear.
 
     Raises:
-        ConfigError: It is not there.
+        ConfigError: They do not exist, and the run has ended or is not followed.
     """
     from strata.errors import ConfigError  # noqa: PLC0415
 
-    if wanted.is_followed and _is_under_way(run):
+    if selection.is_followed and _is_active(run):
         return
     found = run.logs()
     if not found:
         raise ConfigError(f"run {run.name} has no logs; its workers were never started")
     attempts = sorted({log.attempt for log in found})
-    if wanted.attempt not in (None, *attempts):
-        raise ConfigError(f"run {run.name} has no attempt {wanted.attempt}; it has {_span(attempts)}", field="attempt")
-    ranks = sorted({log.rank for log in found if wanted.attempt in (None, log.attempt)})
-    if wanted.rank not in (None, *ranks):
-        of = f"run {run.name}" if wanted.attempt is None else f"attempt {wanted.attempt} of run {run.name}"
-        raise ConfigError(f"{of} has no rank {wanted.rank}; it has {_span(ranks)}", field="rank")
+    if selection.attempt not in (None, *attempts):
+        raise ConfigError(
+            f"run {run.name} has no attempt {selection.attempt}; it has {_span(attempts)}", field="attempt"
+        )
+    ranks = sorted({log.rank for log in found if selection.attempt in (None, log.attempt)})
+    if selection.rank not in (None, *ranks):
+        of = f"run {run.name}" if selection.attempt is None else f"attempt {selection.attempt} of run {run.name}"
+        raise ConfigError(f"{of} has no rank {selection.rank}; it has {_span(ranks)}", field="rank")
 
 
 def _span(numbers: list[int]) -> str:
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
 
 
-def reading(run: "RunDirectory", wanted: Wanted, *, pause: Callable[[], None]) -> "Iterator[tuple[LogFile, list[str]]]":
-    """Blocks of lines, and whose they are. Following, it pauses between two looks, and ends with the run."""
+def read_logs(
+    run: "RunDirectory", selection: LogSelection, *, pause: Callable[[], None]
+) -> "Iterator[tuple[LogFile, list[str]]]":
+    """Yield blocks of lines with their log file; when following, poll with pauses until the run ends."""
     from strata.launch.record.log import LogReader  # noqa: PLC0415
 
     failed: dict[int, LogFile | None] = {}
     readers: dict[LogFile, LogReader] = {}
     done: set[LogFile] = set()
-    num_lines = wanted.num_lines
+    num_lines = selection.num_lines
     while True:
-        # Asked before the logs are read: what was written before the end is read after it.
-        is_over = not (wanted.is_followed and _is_under_way(run))
+        # Checked before the logs are read, so that the last read includes everything written before the end.
+        is_last = not (selection.is_followed and _is_active(run))
         found = run.logs()
         newest = max((log.attempt for log in found), default=0)
-        is_over = is_over or (wanted.attempt is not None and newest > wanted.attempt)
-        chosen = [log for log in found if _is_wanted(log, wanted) and log not in done]
+        is_last = is_last or (selection.attempt is not None and newest > selection.attempt)
+        chosen = [log for log in found if _is_selected(log, selection) and log not in done]
         failed |= {log.attempt: run.first_failure(log.attempt) for log in chosen if log.attempt not in failed}
         for log in sorted(chosen, key=lambda log: (log.attempt, log != failed[log.attempt], log.rank)):
             if log not in readers:
                 readers[log] = LogReader(log.path, num_lines)
-            is_last_look = is_over or log.attempt < newest
+            is_last_look = is_last or log.attempt < newest
             for lines in readers[log].lines(is_last_look=is_last_look):
                 yield log, [log_line(line, with_colours=sys.stdout.isatty()) for line in lines]
             if is_last_look:
                 done.add(log)
-        if is_over:
+        if is_last:
             return
         if found:
-            num_lines = None  # what comes from now on is new
+            num_lines = None  # the limit applies to old lines only
         pause()
 
 
-def _is_wanted(log: "LogFile", wanted: Wanted) -> bool:
-    return wanted.rank in (None, log.rank) and wanted.attempt in (None, log.attempt)
+def _is_selected(log: "LogFile", selection: LogSelection) -> bool:
+    return selection.rank in (None, log.rank) and selection.attempt in (None, log.attempt)
 
 
-def _is_under_way(run: "RunDirectory") -> bool:
+def _is_active(run: "RunDirectory") -> bool:
     from strata.launch.record.directory import UNDER_WAY, state_now  # noqa: PLC0415
 
     return state_now(run.status) in UNDER_WAY
 
 
 class _Prefixes:
-    """`[3] `, in the colour of the rank; nothing where there is only one that could have written it."""
+    """Line prefixes such as `[3] `, in the colour of the rank; empty if only one rank can appear."""
 
-    def __init__(self, run: "RunDirectory", wanted: Wanted) -> None:
+    def __init__(self, run: "RunDirectory", selection: LogSelection) -> None:
         highest = max((log.rank for log in run.logs()), default=0)
         highest = max(highest, run.spec.workers.at_most - 1)
         self._width = len(str(highest))
-        self._is_used = wanted.rank is None and highest > 0
+        self._is_used = selection.rank is None and highest > 0
 
     def of(self, rank: int) -> str:
         if not self._is_used:
@@ -261,30 +274,34 @@ class _Prefixes:
 
 def rm(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="Names, or as much of the beginning as no other has.")
+        list[str] | None, typer.Argument(metavar="RUN", help="Names of runs, or unique prefixes of them.")
     ] = None,
     older_than: Annotated[
-        str, typer.Option(metavar="TIME", help="All that ended longer ago, as 12h or 7d.", show_default=False)
+        str,
+        typer.Option(
+            metavar="TIME", help="Delete all runs that ended longer ago than this: 90m, 12h, 7d.", show_default=False
+        ),
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
 ) -> None:
-    """Delete runs that are over, with their logs and the checkpoints in their directories.
+    """Delete ended runs with their logs and checkpoints.
 
-    A run that is under way stays, and so do checkpoints that are kept elsewhere (--checkpoints).
+    Never deletes active runs, or checkpoints that were saved outside the run's
+    directory (--checkpoints).
     """
     from strata.clock import SystemClock  # noqa: PLC0415
     from strata.errors import ConfigError  # noqa: PLC0415
     from strata.launch.record import directory  # noqa: PLC0415
 
     if not names and not older_than:
-        raise typer.BadParameter("say which runs: names, or --older-than 7d")
+        raise typer.BadParameter("name the runs to delete, or give --older-than 7d")
     found = {run.name: run for run in map(directory.open_run, names or ())}
-    for name in [name for name, run in found.items() if _is_under_way(run)]:
-        raise ConfigError(f"run {name} is under way; stop it first: strata stop {name}", field="run")
+    for name in [name for name, run in found.items() if _is_active(run)]:
+        raise ConfigError(f"run {name} is active; stop it first: strata stop {name}", field="run")
     if older_than:
         before_s = SystemClock().wall_s() - _seconds(older_than)
         old = [run for run in directory.all_runs().found if _ended_at_s(run) < before_s]
-        found |= {run.name: run for run in old if not _is_under_way(run)}
+        found |= {run.name: run for run in old if not _is_active(run)}
     if not found:
         echo(f"no run ended more than {older_than} ago")
         return
@@ -294,7 +311,7 @@ def rm(
         typer.confirm(f"Delete {counted(len(found), 'run')} with logs and checkpoints?", abort=True)
     for run in found.values():
         directory.remove(run)
-        echo(f"{run.name} is deleted")
+        echo(f"deleted {run.name}")
 
 
 def _seconds(text: str) -> float:
@@ -302,12 +319,12 @@ def _seconds(text: str) -> float:
 
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if match is None:
-        raise ConfigError(f"--older-than {text!r} is no time; write it as 90m, 12h or 7d", field="older_than")
+        raise ConfigError(f"--older-than {text!r} is not a duration; write it as 90m, 12h or 7d", field="older_than")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[match[2]]
 
 
 def _ended_at_s(run: "RunDirectory") -> float:
-    """When it was last heard of."""
+    """Return the time of the run's last status."""
     status = run.status
     return max(run.created_at_s, status.updated_at_s if status is not None else 0.0)
 
@@ -320,6 +337,36 @@ def _size(run: "RunDirectory") -> str:
     return f"{num_bytes / (1 << 20):,.1f} MiB"
 
 
+# -- shared by `strata status` and `strata events` --------------------------------------------------------------------
+
+
+def choose_run(name: str | None, *, is_elsewhere: bool) -> "RunDirectory | None":
+    """Return the run of this name; without a name, the only active run on this machine.
+
+    Args:
+        is_elsewhere: The user has given an address or a state instead, so without a name the result is None.
+
+    Raises:
+        ConfigError: The run does not exist, several runs are active, or both a run and an address are given.
+    """
+    from strata.errors import ConfigError  # noqa: PLC0415
+    from strata.launch.record.directory import MAX_NAMED, UNDER_WAY, all_runs, open_run, state_now  # noqa: PLC0415
+
+    if name is not None:
+        if is_elsewhere:
+            raise ConfigError(f"give either run {name} or an address, not both", field="run")
+        return open_run(name)
+    if is_elsewhere:
+        return None
+    active = [run for run in all_runs().found if state_now(run.status) in UNDER_WAY]
+    if len(active) > 1:
+        listed = ", ".join(run.name for run in active[:MAX_NAMED])
+        raise ConfigError(f"{len(active)} runs are active on this machine; name one of them: {listed}", field="run")
+    if active:
+        echo(f"run {active[0].name}", err=True, bold=True)
+    return active[0] if active else None
+
+
 def _console() -> Console:
-    """A pipe has no width: nothing is folded there."""
+    """Return a console that wraps lines only on a terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)

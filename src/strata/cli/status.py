@@ -1,4 +1,4 @@
-"""`strata status`: who is there, as the coordinator sees it."""
+"""`strata status`: the jobs of a coordinator with their workers and datasets."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -14,44 +14,52 @@ if TYPE_CHECKING:
 
 
 DEFAULT_ADDRESS = "localhost:50051"
-RUNS = "no run is under way on this machine; `strata ps` lists its runs"
+NO_ACTIVE_RUN = "no run is active on this machine; `strata ps` lists its runs"
 
 
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run on this machine. Default: the one under way.", show_default=False),
+        typer.Argument(metavar="RUN", help="Run on this machine. Default: the active run.", show_default=False),
     ] = None,
     address: Annotated[
-        str, typer.Option(help=f"A coordinator: HOST:PORT or unix:PATH. Default: the run's, or {DEFAULT_ADDRESS}.")
+        str,
+        typer.Option(
+            help="Address of a coordinator: HOST:PORT or unix:PATH. "
+            f"Default: the coordinator of the run, or {DEFAULT_ADDRESS}."
+        ),
     ] = "",
-    job: Annotated[str | None, typer.Option(help="Show this job only.")] = None,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait for an answer.", min=0.1)] = 5.0,
+    job: Annotated[str | None, typer.Option(help="Show only this job.")] = None,
+    timeout_s: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)] = 5.0,
     token_file: Annotated[
-        str, typer.Option(help="A file that holds the token alone. Default: STRATA_TOKEN, or STRATA_TOKEN_FILE.")
+        str, typer.Option(help="File that contains the token. Default: STRATA_TOKEN or STRATA_TOKEN_FILE.")
     ] = "",
     tls_ca: Annotated[
-        str, typer.Option(help="The authority of the coordinator's certificate: TLS. Default: STRATA_TLS_CA.")
+        str, typer.Option(help="CA certificate (PEM) of the coordinator; enables TLS. Default: STRATA_TLS_CA.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the jobs of a run's coordinator, or another one: workers, what they do, and how far their data is."""
-    from strata.cli.live_run import chosen_run  # noqa: PLC0415
-    from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (grpc is behind it)
+    """Show the jobs, workers and datasets of a coordinator.
+
+    Without arguments, asks the coordinator of the run that is active on this
+    machine.
+    """
+    from strata.cli.runs import choose_run  # noqa: PLC0415
+    from strata.coordinator.client import ClientConfig, CoordinatorClient  # noqa: PLC0415 (imports grpc)
     from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
     from strata.launch.record.directory import UNDER_WAY, state_now  # noqa: PLC0415
     from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
 
-    run = chosen_run(name, is_elsewhere=bool(address))
+    run = choose_run(name, is_elsewhere=bool(address))
     if run is not None:
-        told = run.status
-        if told is None or state_now(told) not in UNDER_WAY:
+        run_status = run.status
+        if run_status is None or state_now(run_status) not in UNDER_WAY:
             raise ConfigError(
-                f"run {run.name} is not under way ({state_now(told)}); `strata events {run.name}` tells what happened "
-                f"to it, and `strata logs {run.name}` what its workers wrote",
+                f"run {run.name} is not active ({state_now(run_status)}); `strata events {run.name}` prints its "
+                f"history and `strata logs {run.name}` the output of its workers",
                 field="run",
             )
-        address = told.coordinator or run.spec.coordinator
+        address = run_status.coordinator or run.spec.coordinator
     security = ClientSecurity(token_file=token_file, ca=tls_ca)
     config = ClientConfig(connect_timeout_s=timeout_s, call_timeout_s=timeout_s)
     try:
@@ -64,7 +72,7 @@ def status(
     except CoordinatorUnavailable as error:
         if address:
             raise
-        raise CoordinatorUnavailable(f"{RUNS}. At {DEFAULT_ADDRESS}: {error.message}") from error
+        raise CoordinatorUnavailable(f"{NO_ACTIVE_RUN}. {DEFAULT_ADDRESS}: {error.message}") from error
     address = address or DEFAULT_ADDRESS
     if as_json:
         objects = [
@@ -82,21 +90,21 @@ def status(
     if not found:
         console.print(f"no jobs at {escape(address)}" if job is None else f"no job {escape(job)} at {escape(address)}")
     for j, members, datasets in found:
-        _show(console, j, members, datasets)
+        _print_job(console, j, members, datasets)
 
 
-def _show(console: Console, job: "JobInfo", members: "MembershipInfo", datasets: "list[DatasetInfo]") -> None:
+def _print_job(console: Console, job: "JobInfo", members: "MembershipInfo", datasets: "list[DatasetInfo]") -> None:
     from strata.launch.environment import METRICS  # noqa: PLC0415
 
     table = Table(title=f"job {escape(job.job_id)}, generation {job.generation}", title_justify="left")
-    for heading in ("rank", "worker", "state", "step", "heard", "metrics"):
-        table.add_column(heading, justify="right" if heading in ("rank", "step", "heard") else "left")
+    for heading in ("rank", "worker", "state", "step", "last heartbeat", "metrics"):
+        table.add_column(heading, justify="right" if heading in ("rank", "step", "last heartbeat") else "left")
     for w in members.workers:
-        heard = f"[red]{w.silent_s:.1f} s ago, connection lost[/red]" if w.suspect else f"{w.silent_s:.1f} s ago"
+        heartbeat = f"[red]{w.silent_s:.1f} s ago, connection lost[/red]" if w.suspect else f"{w.silent_s:.1f} s ago"
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in w.metrics.items() if not METRICS.is_ours(name))
-        table.add_row(str(w.rank), escape(w.worker_id), w.state, str(w.step), heard, escape(metrics))
+        table.add_row(str(w.rank), escape(w.worker_id), w.state, str(w.step), heartbeat, escape(metrics))
     console.print(table)
-    console.print(f"because: {escape(members.reason)}", soft_wrap=True)
+    console.print(f"last change: {escape(members.reason)}", soft_wrap=True)
     for d in datasets:
         console.print(f"dataset {escape(d.dataset_id)}: epoch {d.epoch}, {d.num_done} of {d.num_shards} shards done")
     if job.checkpoint_step:

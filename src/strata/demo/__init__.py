@@ -1,1 +1,6 @@
-"""`strata demo`: a small training run whose worker is killed, and the proof that nothing came of it."""
+"""`strata demo`: train a small model, kill a worker, and prove that no work was lost.
+
+The demo runs `strata run` twice in other processes, undisturbed and with kills, and compares the results: every row is
+trained on exactly once per epoch, and the final weights are bit-identical. `show` runs it, `job` starts and kills,
+`step_log` records what the workers trained on, `outcome` compares, `view` draws. `train.py` is the training script.
+"""

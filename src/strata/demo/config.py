@@ -1,4 +1,4 @@
-"""How large a demo is, and when its workers are killed. Pure, but for a look at what is installed."""
+"""The size of a demo and the schedule of its kills. It imports nothing heavy, so it can refuse before torch loads."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 NUM_EPOCHS = 2
 BATCH_SIZE = 256
-"""Rows of a step, on each worker."""
+"""Rows per step on each worker."""
 NUM_CHECKPOINTS = 30
-"""About so many in a run."""
+"""Approximate number of checkpoints in a run."""
 MIN_EVERY = 5
 STEPS_PER_KILL = 20
-"""With fewer there would be nothing to see between two of them."""
+"""Minimum number of steps per kill, so that there is something to see between two kills."""
 MAX_WORKERS = 16
 MAX_KILLS = 10
 MAX_ROWS = 10_000_000
 _FIRST, _LAST = 0.3, 0.85
-"""The part of the run in which workers are killed."""
+"""The part of the run in which workers are killed, as fractions of its steps."""
 NEEDED = ("torch", "pyarrow")
 
 
@@ -33,7 +33,7 @@ NEEDED = ("torch", "pyarrow")
 class PlannedKill:
     rank: int
     step: int
-    """As soon as the worker has made it."""
+    """The worker is killed as soon as it has finished this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,27 +43,28 @@ class DemoConfig:
     num_kills: int = 1
     seed: int = 7
     keep: Path | None = None
-    """Where data, logs and checkpoints stay; None: they are removed."""
+    """Directory in which data, logs and checkpoints stay; None removes them."""
     timeout_s: float = 600.0
-    """For each of the two runs."""
+    """Deadline of each of the two runs."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_workers <= MAX_WORKERS:
-            raise ConfigError(f"--workers must be from 1 to {MAX_WORKERS}", field="workers")
+            raise ConfigError(f"--workers {self.num_workers} is out of range; use 1 to {MAX_WORKERS}", field="workers")
         if not 1 <= self.num_kills <= MAX_KILLS:
-            raise ConfigError(f"--kills must be from 1 to {MAX_KILLS}", field="kills")
-        least = math.ceil(STEPS_PER_KILL * self.num_kills / NUM_EPOCHS) * self.num_workers * BATCH_SIZE
-        if not least <= self.num_rows <= MAX_ROWS:
+            raise ConfigError(f"--kills {self.num_kills} is out of range; use 1 to {MAX_KILLS}", field="kills")
+        min_rows = math.ceil(STEPS_PER_KILL * self.num_kills / NUM_EPOCHS) * self.num_workers * BATCH_SIZE
+        if not min_rows <= self.num_rows <= MAX_ROWS:
             raise ConfigError(
-                f"--rows must be from {least} (for {self.num_workers} workers, {self.num_kills} kills) to {MAX_ROWS}",
+                f"--rows {self.num_rows} is out of range; with --workers {self.num_workers} and --kills "
+                f"{self.num_kills}, use {min_rows} to {MAX_ROWS}",
                 field="rows",
             )
         if self.keep is not None and self.keep.exists() and not (self.keep.is_dir() and not any(self.keep.iterdir())):
-            raise ConfigError(f"--keep {self.keep} is there already; name a new or an empty directory", field="keep")
+            raise ConfigError(f"--keep {self.keep} already exists; give a new or empty directory", field="keep")
 
     @property
     def num_steps(self) -> int:
-        """As the loader counts: rows that are fewer than the ranks join the batch before."""
+        """Steps of a run, counted like the loader: fewer remaining rows than ranks join the last batch."""
         full, rest = divmod(self.num_rows, self.num_workers * BATCH_SIZE)
         return (full + (rest >= self.num_workers)) * NUM_EPOCHS
 
@@ -74,8 +75,8 @@ class DemoConfig:
 
     @property
     def kills(self) -> tuple[PlannedKill, ...]:
-        """One in each part of the middle of the run; who and when exactly, the seed decides."""
-        chance = random.Random(self.seed)  # noqa: S311 - nobody shall be surprised twice
+        """One kill in each part of the middle of the run; the seed decides the rank and the step."""
+        chance = random.Random(self.seed)  # noqa: S311 (the same kills for the same seed)
         width = (_LAST - _FIRST) / self.num_kills
         return tuple(
             PlannedKill(
@@ -87,13 +88,14 @@ class DemoConfig:
 
 
 def check_installed() -> None:
-    """
+    """Check that the packages that the demo trains with are installed.
+
     Raises:
-        ConfigError: Something that the demo trains with is not there.
+        ConfigError: One of them is missing.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"the demo trains a real model and needs {' and '.join(missing)}, not installed here; "
+            f"the demo needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed; "
             'run: pip install "strata-runtime[torch,data]"'
         )

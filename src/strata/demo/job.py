@@ -1,6 +1,6 @@
-"""One `strata run` of the demo: a process of its own, watched from outside, whose workers are killed on the way.
+"""One `strata run` of the demo: starts it as a process, kills its workers on schedule, and ends it.
 
-All that is known of it comes from its files: the run's events, and the diaries of the workers.
+Everything known about the run comes from files: the events of the run and the step logs of its workers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.demo.diary import DiaryReader
-from strata.demo.figures import Kill
+from strata.demo.outcome import Kill
+from strata.demo.step_log import StepLogReader
 from strata.errors import StrataError
 from strata.launch.record.directory import DIRECTORY_VARIABLE, RunDirectory
 from strata.launch.spec import RunSpec
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from strata.demo.config import DemoConfig, PlannedKill
-    from strata.demo.diary import Entry
+    from strata.demo.step_log import WorkerSteps
     from strata.launch.record.timeline import RunEvent
 
 SCRIPT = Path(__file__).with_name("train.py")
 STOP_TIMEOUT_S = 3.0
-"""For a run that was told to stop at once; then it is killed, and its processes with it."""
+"""Time that a run has to stop; then it is killed with all its processes."""
 _ASK_AGAIN_S = 0.5
-_GONE_TIMEOUT_S = 1.0
-"""For processes that outlive the run by a moment: savers, which finish what they write, and wait for other ranks'."""
+_EXIT_TIMEOUT_S = 1.0
+"""Time for processes that outlive the run: savers, which finish writing and wait for other ranks."""
 _POLL_S = 0.01
-_NUM_LAST_WORDS = 6
+_NUM_LAST_LINES = 6
 
 
 class Job:
@@ -44,84 +44,84 @@ class Job:
         self,
         name: str,
         config: DemoConfig,
-        place: Path,
+        directory: Path,
         variables: Mapping[str, str],
         *,
         kills: Sequence[PlannedKill] = (),
     ) -> None:
         self.name = name
         self.kills: list[Kill] = []
-        """Those that were carried out."""
+        """The kills carried out so far."""
         self.began_s = self.ended_s = 0.0
         self.arguments: tuple[str, ...] = (
             *("run", "--name", name, "--workers", str(config.num_workers), "--every", str(config.every)),
             *(("--max-restarts", str(len(kills) + 1)) if len(kills) > 2 else ()),
-            *(SCRIPT.name, "--data", "clicks", "--diary", f"diary/{name}"),
+            *(SCRIPT.name, "--data", "clicks", "--step-log", f"steps/{name}"),
         )
-        """Of `strata`; files are named from the place on."""
-        self._place = place
-        self._variables = {**os.environ, **variables, DIRECTORY_VARIABLE: str(place / "runs")}
+        """Arguments of `strata`; paths are relative to the demo's directory."""
+        self._directory = directory
+        self._variables = {**os.environ, **variables, DIRECTORY_VARIABLE: str(directory / "runs")}
         self._timeout_s = config.timeout_s
         self._planned = list(kills)
-        self._reader = DiaryReader(place / "diary" / name)
+        self._reader = StepLogReader(directory / "steps" / name)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def entries(self) -> list[Entry]:
-        """What the workers have written so far, by attempt and rank."""
+    def entries(self) -> list[WorkerSteps]:
+        """The step logs so far, ordered by attempt and rank."""
         return [entry for _, entry in sorted(self._reader.entries.items())]
 
     @property
-    def directory(self) -> Path:
-        return self._place / "runs" / self.name
+    def run_directory(self) -> Path:
+        return self._directory / "runs" / self.name
 
     def events(self) -> list[RunEvent]:
         try:
-            spec = msgspec.json.decode((self.directory / "run.json").read_bytes(), type=RunSpec)
-        except (OSError, ValueError):  # it has hardly begun
+            spec = msgspec.json.decode((self.run_directory / "run.json").read_bytes(), type=RunSpec)
+        except (OSError, ValueError):  # the run has not written it yet
             return []
-        return RunDirectory(self.directory, spec).events()
+        return RunDirectory(self.run_directory, spec).events()
 
     def start(self) -> None:
         self.began_s = time.monotonic()
-        with self._said.open("wb") as said:
+        with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "strata.cli", *self.arguments],
-                cwd=self._place,
+                cwd=self._directory,
                 env=self._variables,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,  # Ctrl-C is for us: we end it then, whatever it is doing
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then ends the run
             )
 
     def look(self) -> bool:
-        """Reads what is new, and kills whoever is due. False when the run is done.
+        """Read new records and kill the worker that is due. Return False once the run is done.
 
         Raises:
-            StrataError: It has failed, or takes for ever.
+            StrataError: The run failed or missed its deadline.
         """
         assert self._process is not None
-        code = self._process.poll()  # before the look: what was written before the end is seen after it
+        code = self._process.poll()  # before reading, so that the last read sees everything the run wrote
         self._reader.look()
         if code is None:
             if time.monotonic() - self.began_s > self._timeout_s:
-                raise StrataError(f"the run did not end within {self._timeout_s:g} s; try fewer --rows")
-            self._kill_who_is_due()
+                raise StrataError(f"the run did not finish within {self._timeout_s:g} s; use fewer --rows")
+            self._kill_due_worker()
             return True
         self.ended_s = time.monotonic()
         if code:
-            raise StrataError(f"strata run ended with code {code}: {' / '.join(self._last_words())}")
+            raise StrataError(f"strata run failed with exit code {code}: {' / '.join(self._last_lines())}")
         return False
 
     def stop(self) -> None:
-        """Nobody of it is left then."""
+        """End the run and all its processes."""
         if self._process is not None:
             self._end(self._process)
         self._reader.close()
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Asked once, a run saves first; asked twice, it stops. It cleans up better than we could."""
+        """Send SIGTERM until the run ends: after the first it saves, after the second it stops and cleans up."""
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
         while process.poll() is None:
             if time.monotonic() > deadline_s:
@@ -130,7 +130,7 @@ class Job:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_ASK_AGAIN_S)
 
-    def _kill_who_is_due(self) -> None:
+    def _kill_due_worker(self) -> None:
         if not self._planned:
             return
         planned = self._planned[0]
@@ -143,7 +143,7 @@ class Job:
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(entry.pid)
             try:
-                if is_of(entry.pid, self._variables):  # numbers of processes are used again
+                if belongs_to(entry.pid, self._variables):  # the pid may have been reused
                     at_s = time.monotonic()
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                     self.kills.append(Kill(entry.attempt, entry.rank, entry.pid, step, at_s))
@@ -152,38 +152,38 @@ class Job:
                 os.close(fd)
 
     @property
-    def _said(self) -> Path:
-        return self._place / f"{self.name}.log"
+    def _output(self) -> Path:
+        return self._directory / f"{self.name}.log"
 
-    def _last_words(self) -> list[str]:
+    def _last_lines(self) -> list[str]:
         with contextlib.suppress(OSError):
-            return self._said.read_text(errors="replace").strip().splitlines()[-_NUM_LAST_WORDS:]
+            return self._output.read_text(errors="replace").strip().splitlines()[-_NUM_LAST_LINES:]
         return []
 
 
-# -- whose a process is ------------------------------------------------------------------------------------------------
+# -- processes of the demo ---------------------------------------------------------------------------------------------
 
 
-def is_of(pid: int, variables: Mapping[str, str]) -> bool:
-    """Whether it was started with our own directory for temporary files, which nobody else has."""
+def belongs_to(pid: int, variables: Mapping[str, str]) -> bool:
+    """Return whether a process has the demo's temporary directory in its environment, which is unique."""
     with contextlib.suppress(OSError):
         return f"TMPDIR={variables['TMPDIR']}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 
 
 def wait_until_gone(variables: Mapping[str, str]) -> None:
-    """Until no process of ours is left; who takes too long is killed."""
+    """Wait until no process of the demo is left; kill those that take too long."""
     began_s = time.monotonic()
-    while left := [pid for pid in map(_number, os.listdir("/proc")) if pid and is_of(pid, variables)]:  # noqa: PTH208
+    while left := [pid for pid in _all_pids() if belongs_to(pid, variables)]:
         waited_s = time.monotonic() - began_s
-        if waited_s > _GONE_TIMEOUT_S:
+        if waited_s > _EXIT_TIMEOUT_S:
             for pid in left:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-        if waited_s > 2 * _GONE_TIMEOUT_S:  # the system cannot end it; so neither can we
+        if waited_s > 2 * _EXIT_TIMEOUT_S:  # the kernel cannot end them either
             return
         time.sleep(_POLL_S)
 
 
-def _number(name: str) -> int:
-    return int(name) if name.isdecimal() else 0
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (names only)

@@ -1,8 +1,8 @@
-"""Runs the demo: makes the data, trains twice, kills workers the second time, and compares.
+"""Run the demo: generate the data, train twice, kill workers the second time, and compare.
 
-Everything is in one directory that is removed at the end, and every process of it has that directory in its
-environment. Signals are looked at between two steps of this program, never in the middle of one: so there is no moment
-at which Ctrl-C could leave something behind.
+Everything is in one temporary directory, and every process of the demo has it in its environment, so cleaning up finds
+all of them. Signals only set a flag, which is checked between two steps of the demo: Ctrl-C cannot interrupt a step and
+leave something behind.
 """
 
 from __future__ import annotations
@@ -17,30 +17,36 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from rich.live import Live
+
 from strata.demo import view
 from strata.demo.clicks import row_numbers, write_clicks
 from strata.demo.config import NUM_EPOCHS
-from strata.demo.figures import Outcome, losses_by_step, recovery_of, run_figures
 from strata.demo.job import SCRIPT, Job, wait_until_gone
-from strata.demo.proof import check_rows, check_weights
+from strata.demo.outcome import Outcome, check_rows, check_weights, losses_by_step, recovery_of, run_figures
 from strata.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Console, RenderableType
+
     from strata.demo.config import DemoConfig
-    from strata.demo.figures import RunFigures
-    from strata.demo.stage import Stage
+    from strata.demo.outcome import RunFigures
+    from strata.demo.view import RunFacts
 
 POLL_S = 0.005
-MAX_BASE = 38
-"""Characters of the path of a directory for temporary files."""
-SHORT = "/tmp"  # noqa: S108 - a directory is made in it that only its user can enter
+REFRESH_S = 0.125
+LINE_S = 5.0
+"""Time between two progress lines when the output is not a terminal."""
+MAX_TMPDIR_CHARS = 38
+"""Longest path of the temporary directory that leaves enough characters for the paths of sockets."""
+SHORT_TMPDIR = "/tmp"  # noqa: S108 (the demo creates a private directory in it)
 UNDISTURBED, KILLED = "undisturbed", "killed"
 
 
 class Interrupted(BaseException):
-    """Asked to end by a signal. Nothing may catch it but who ends the program."""
+    """A signal asked the demo to end. Only the command line catches it."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -48,86 +54,145 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Notes Ctrl-C and the like, for whoever looks; as long as it is entered, they do nothing else."""
+    """Context manager in which SIGINT, SIGTERM and SIGHUP only set a flag for `check`."""
 
     def __init__(self) -> None:
-        self._heard: signal.Signals | None = None
+        self._received: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._hear)
+            self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # as it was
+            signal.signal(number, handler)  # type: ignore[arg-type]  # the previous handler
 
     def check(self) -> None:
-        """
-        Raises:
-            Interrupted: One has come.
-        """
-        if self._heard is not None:
-            raise Interrupted(self._heard)
+        """Raise if a signal has arrived.
 
-    def _hear(self, number: int, _frame: object) -> None:
-        self._heard = signal.Signals(number)
+        Raises:
+            Interrupted: A signal has arrived.
+        """
+        if self._received is not None:
+            raise Interrupted(self._received)
+
+    def _receive(self, number: int, _frame: object) -> None:
+        self._received = signal.Signals(number)
+
+
+class Stage:
+    """Shows the demo: redrawn on a terminal, as plain lines elsewhere, or not at all (`console` is None)."""
+
+    def __init__(self, console: Console | None) -> None:
+        self.shown: list[RenderableType] = []
+        """Output that goes into the picture (`--save-svg`), in order."""
+        self._console = console
+        self._drawn_s = 0.0
+        self._live: Live | None = None
+
+    @property
+    def width(self) -> int:
+        return min(self._console.width, view.MAX_WIDTH) if self._console is not None else view.MIN_WIDTH
+
+    def show(self, *what: RenderableType, is_for_picture: bool = True) -> None:
+        assert not any(isinstance(each, str) and "\n" in each for each in what), "a string is one line"
+        if is_for_picture:
+            self.shown += what
+        if self._console is not None:
+            for each in what:
+                self._console.print(each, width=self.width)
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Enable `draw`; whatever it draws is erased at the end of the block."""
+        self._drawn_s = time.monotonic()
+        if self._console is None or not self._can_draw:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+            try:
+                yield
+            finally:
+                self._live = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to call `draw` again."""
+        if self._console is None:
+            return False
+        return time.monotonic() - self._drawn_s >= (REFRESH_S if self._live is not None else LINE_S)
+
+    def draw(self, facts: RunFacts) -> None:
+        self._drawn_s = time.monotonic()
+        if self._live is not None:
+            self._live.update(view.live(facts, self.width), refresh=True)
+        elif self._console is not None:
+            self._console.print(view.progress_line(facts), highlight=False)
+
+    @property
+    def _can_draw(self) -> bool:
+        # Not `console.is_terminal`: with FORCE_COLOR, rich treats a log file as a terminal.
+        assert self._console is not None
+        return self._console.file.isatty() and not self._console.is_dumb_terminal
 
 
 def run(config: DemoConfig, stage: Stage) -> Outcome:
-    """Shows it on the stage. Whether all went well is in what it returns.
+    """Run the demo, show it on the stage and return its outcome.
 
     Raises:
-        Interrupted: By a signal; nothing is left.
-        StrataError: A run has failed.
+        Interrupted: A signal arrived; nothing is left behind.
+        StrataError: A run failed.
     """
-    with Signals() as signals, _directories(config.keep) as (place, variables):
-        outcome = _play(config, stage, place, variables, signals)
-    stage.say(view.heading(4, "What was promised, and what came of it"), view.summary(outcome), "", view.story(outcome))
-    stage.say(view.next_steps(_next_steps(config)), "", f"{outcome.duration_s:.0f} s in all", is_for_picture=False)
+    with Signals() as signals, _directories(config.keep) as (directory, variables):
+        outcome = _run_both(config, stage, directory, variables, signals)
+    stage.show(view.heading(4, "Results"), view.summary(outcome), "", view.story(outcome))
+    stage.show(view.next_steps(_next_steps(config)), "", f"Took {outcome.duration_s:.0f} s", is_for_picture=False)
     return outcome
 
 
 @contextlib.contextmanager
 def _directories(keep: Path | None) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Where everything is, and what the runs find in their environment. Only what was asked for is there afterwards."""
-    with Scratch("strata-demo-", _base()) as scratch:
+    """Yield the demo's directory and the environment of its runs; leave only what `--keep` asks for."""
+    with Scratch("strata-demo-", _scratch_parent()) as scratch:
         variables = {"TMPDIR": str(scratch.path), "STRATA_CACHE_DIR": str(scratch.path / "cache")}
         try:
-            place = scratch.path / "demo" if keep is None else keep.absolute()
-            place.mkdir(parents=True, exist_ok=True)
-            yield place, variables
+            directory = scratch.path / "demo" if keep is None else keep.absolute()
+            directory.mkdir(parents=True, exist_ok=True)
+            yield directory, variables
         finally:
             wait_until_gone(variables)
 
 
-def _base() -> Path | None:
-    """Where temporary files go; None: where Python puts them. Sockets will be there, whose paths must be short."""
-    is_long = len(tempfile.gettempdir()) > MAX_BASE
-    return Path(SHORT) if is_long and os.access(SHORT, os.W_OK | os.X_OK) else None
+def _scratch_parent() -> Path | None:
+    """Return a directory with a short path, as sockets need; None if Python's default is short enough."""
+    is_long = len(tempfile.gettempdir()) > MAX_TMPDIR_CHARS
+    return Path(SHORT_TMPDIR) if is_long and os.access(SHORT_TMPDIR, os.W_OK | os.X_OK) else None
 
 
-def _play(config: DemoConfig, stage: Stage, place: Path, variables: dict[str, str], signals: Signals) -> Outcome:
+def _run_both(
+    config: DemoConfig, stage: Stage, directory: Path, variables: dict[str, str], signals: Signals
+) -> Outcome:
     began_s = time.monotonic()
-    stage.say(view.title(config.num_workers, config.num_kills), view.heading(1, "A log of clicks"))
-    written = write_clicks(place / "clicks", num_rows=config.num_rows, seed=config.seed)
-    shutil.copy(SCRIPT, place)
+    stage.show(view.title(config.num_workers, config.num_kills), view.heading(1, "Generate a click log"))
+    files = write_clicks(directory / "clicks", num_rows=config.num_rows, seed=config.seed)
+    shutil.copy(SCRIPT, directory)
     signals.check()
-    stage.say(view.data_line(written, time.monotonic() - began_s))
+    stage.show(view.data_line(files, time.monotonic() - began_s))
     jobs = {
-        UNDISTURBED: Job(UNDISTURBED, config, place, variables),
-        KILLED: Job(KILLED, config, place, variables, kills=config.kills),
+        UNDISTURBED: Job(UNDISTURBED, config, directory, variables),
+        KILLED: Job(KILLED, config, directory, variables, kills=config.kills),
     }
-    titles = ("A model learns who clicks on what; nobody disturbs it", "The same once more, and kill -9 of a worker")
+    titles = ("Train a model that predicts clicks, undisturbed", "Train it again, and kill -9 a worker")
     for number, (job, title) in enumerate(zip(jobs.values(), titles, strict=True), start=2):
-        stage.say(view.heading(number, title), view.command(["strata", *job.arguments], stage.width))
+        stage.show(view.heading(number, title), view.command(["strata", *job.arguments], stage.width))
         _carry_out(job, config, stage, signals)
         for kill in job.kills:
-            stage.say(*view.recovery(recovery_of(kill, job.events(), job.entries), stage.width))
-        stage.say(view.run_line(_figures(job)))
+            stage.show(*view.recovery(recovery_of(kill, job.events(), job.entries), stage.width))
+        stage.show(view.run_line(_figures(job)))
     signals.check()
-    return _outcome(config, place, jobs, began_s)
+    return _outcome(config, directory, jobs, began_s)
 
 
 def _carry_out(job: Job, config: DemoConfig, stage: Stage, signals: Signals) -> None:
@@ -172,9 +237,9 @@ def _figures(job: Job) -> RunFigures:
     return run_figures(job.entries, duration_s=job.ended_s - job.began_s)
 
 
-def _outcome(config: DemoConfig, place: Path, jobs: dict[str, Job], began_s: float) -> Outcome:
+def _outcome(config: DemoConfig, directory: Path, jobs: dict[str, Job], began_s: float) -> Outcome:
     undisturbed, killed = jobs[UNDISTURBED], jobs[KILLED]
-    rows = row_numbers(place / "clicks")
+    rows = row_numbers(directory / "clicks")
     return Outcome(
         num_workers=config.num_workers,
         num_rows=config.num_rows,
@@ -186,37 +251,37 @@ def _outcome(config: DemoConfig, place: Path, jobs: dict[str, Job], began_s: flo
         num_kills_planned=config.num_kills,
         rows=check_rows(killed.entries, rows, num_epochs=NUM_EPOCHS),
         rows_undisturbed=check_rows(undisturbed.entries, rows, num_epochs=NUM_EPOCHS),
-        weights=check_weights(undisturbed.directory / "checkpoints", killed.directory / "checkpoints"),
+        weights=check_weights(undisturbed.run_directory / "checkpoints", killed.run_directory / "checkpoints"),
         duration_s=time.monotonic() - began_s,
     )
 
 
 def _next_steps(config: DemoConfig) -> list[tuple[str, str]]:
-    """What it is for, and a command that works here."""
+    """Return pairs of a purpose and a command that works in this directory."""
     strata = _program()
     if config.keep is None:
         return [
-            ("kill more of them", f"{strata} demo --kills 3 --seed 8"),
-            ("keep data, logs and checkpoints, and look at them", f"{strata} demo --keep strata-demo"),
-            ("read the training script: what makes it survive is in the lines with ctx", f"less {_short(SCRIPT)}"),
-            ("run one of your own; scripts for torchrun start unchanged", f"{strata} run --workers 2 YOUR_SCRIPT.py"),
+            ("Kill three workers", f"{strata} demo --kills 3 --seed 8"),
+            ("Keep data, logs and checkpoints", f"{strata} demo --keep strata-demo"),
+            ("Read the training script; only the lines with ctx are Strata's", f"less {_short(SCRIPT)}"),
+            ("Run your own script; scripts for torchrun start unchanged", f"{strata} run --workers 2 YOUR_SCRIPT.py"),
         ]
-    place = _short(config.keep.absolute())
-    checkpoints = f"{place}/runs/{KILLED}/checkpoints"
-    again = "train.py --data clicks --diary diary/mine"
+    directory = _short(config.keep.absolute())
+    checkpoints = f"{directory}/runs/{KILLED}/checkpoints"
+    again = "train.py --data clicks --step-log steps/mine"
     return [
-        ("list the two runs", f"STRATA_RUNS_DIR={place}/runs {strata} ps"),
-        ("read what the workers said", f"STRATA_RUNS_DIR={place}/runs {strata} logs {KILLED}"),
-        ("list the last checkpoints", f"{strata} checkpoints ls {checkpoints}"),
+        ("List the two runs", f"STRATA_RUNS_DIR={directory}/runs {strata} ps"),
+        ("Print the output of the workers", f"STRATA_RUNS_DIR={directory}/runs {strata} logs {KILLED}"),
+        ("List the last checkpoints", f"{strata} checkpoints ls {checkpoints}"),
         (
-            "run it again, and kill -9 its workers from another terminal",
-            f"cd {place} && {_program(Path(place))} run -w 2 {again}",
+            "Run it again, and kill -9 its workers from another terminal",
+            f"cd {directory} && {_program(Path(directory))} run -w 2 {again}",
         ),
     ]
 
 
 def _program(directory: Path = Path()) -> str:
-    """How this `strata` is called from a directory: by its name, if that is what a shell would find."""
+    """Return the command that starts this `strata` from a directory: its name if the shell finds it, else its path."""
     beside = Path(sys.executable).with_name("strata")
     found = shutil.which("strata")
     if found is not None and Path(found).resolve() == beside.resolve():
@@ -226,5 +291,5 @@ def _program(directory: Path = Path()) -> str:
 
 
 def _short(path: Path) -> str:
-    """From here, where that is shorter."""
+    """Return the path relative to the current directory if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

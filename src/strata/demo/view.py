@@ -1,4 +1,4 @@
-"""What the demo shows: how a run gets on, how it came back, and what was checked. Pure: facts in, pictures out."""
+"""What the demo shows: progress of a run, its recovery and the results. Pure functions from facts to renderables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from strata.demo.proof import MAX_NAMED
+from strata.demo.outcome import MAX_NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from strata.demo.clicks import Written
-    from strata.demo.figures import Outcome, Recovery, RunFigures
-    from strata.demo.proof import RowsCheck, WeightsCheck
+    from strata.demo.clicks import ClickFiles
+    from strata.demo.outcome import Outcome, Recovery, RowsCheck, RunFigures, WeightsCheck
 
 MAX_WIDTH = 100
 MIN_WIDTH = 80
@@ -46,7 +45,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """A run that is under way."""
+    """The state of an active run."""
 
     workers: Sequence[WorkerFacts]
     num_steps: int
@@ -56,13 +55,13 @@ class RunFacts:
     elapsed_s: float
 
 
-# -- while it runs -----------------------------------------------------------------------------------------------------
+# -- progress ----------------------------------------------------------------------------------------------------------
 
 
 def title(num_workers: int, num_kills: int) -> Text:
-    killed = "one is killed" if num_kills == 1 and num_workers > 1 else f"kill -9 {num_kills} times"
+    kills = "kill one" if num_kills == 1 and num_workers > 1 else f"kill -9 {num_kills} times"
     workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
-    return Text.assemble(("Strata demo", "bold"), f": training on {workers}, {killed}, nothing is lost")
+    return Text.assemble(("Strata demo", "bold"), f": train on {workers}, {kills}, lose nothing")
 
 
 def heading(number: int, text: str) -> Text:
@@ -70,24 +69,24 @@ def heading(number: int, text: str) -> Text:
 
 
 def command(words: Sequence[str], width: int) -> RenderableType:
-    """As one would type it; an option stays together with its value."""
+    """Return a command line that wraps only between options, so that each keeps its value."""
     text = re.sub(r"(--[a-z-]+) (?!-)", "\\g<1>\N{NO-BREAK SPACE}", " ".join(words))
     lines = textwrap.wrap(text, max(width - INDENT - 8, 20), break_on_hyphens=False, break_long_words=False)
     whole = " \\\n    ".join(lines).replace("\N{NO-BREAK SPACE}", " ")
     return indented(Text(whole, style="cyan", no_wrap=True, overflow="ignore"), "$ ")
 
 
-def data_line(written: Written, seconds: float) -> RenderableType:
+def data_line(files: ClickFiles, seconds: float) -> RenderableType:
     return indented(
         Text(
-            f"{written.num_rows:,} made-up clicks in {written.num_files} Parquet files, "
-            f"{written.num_bytes / 1e6:.1f} MB ({seconds:.1f} s)"
+            f"{files.num_rows:,} random clicks in {files.num_files} Parquet files, "
+            f"{files.num_bytes / 1e6:.1f} MB ({seconds:.1f} s)"
         )
     )
 
 
 def live(facts: RunFacts, width: int) -> RenderableType:
-    """Redrawn all the time: a line for each worker, the curve of the loss, and recoveries as far as they have come."""
+    """Return the view that is redrawn during a run: one line per worker, the loss curve, and the recoveries so far."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(4):
         table.add_column(no_wrap=True)
@@ -98,7 +97,7 @@ def live(facts: RunFacts, width: int) -> RenderableType:
     lines: list[RenderableType] = [indented(table)]
     if facts.losses:
         done = min(max(round(bar_width * len(facts.losses) / facts.num_steps), 1), bar_width)
-        curve = sparkline(facts.losses, done).ljust(bar_width)  # as long as the bars above it
+        curve = sparkline(facts.losses, done).ljust(bar_width)  # as wide as the bars above
         lines.append(indented(Text.assemble("loss    ", (curve, "green"), f"  {facts.losses[-1]:.3f}")))
     lines += [Group(*recovery(each, width)) for each in facts.recoveries]
     saved = f", saved up to step {facts.saved_step}" if facts.saved_step else ""
@@ -117,55 +116,53 @@ def _state(worker: WorkerFacts, num_steps: int) -> tuple[Text, Text]:
 
 
 def progress_line(facts: RunFacts) -> str:
-    """For where nothing can be drawn over."""
+    """Return a line of progress for output that is not a terminal."""
     loss = f", loss {facts.losses[-1]:.3f}" if facts.losses else ""
     return f"{' ' * INDENT}step {max(worker.step for worker in facts.workers)} of {facts.num_steps}{loss}"
 
 
 def sparkline(numbers: Sequence[float], width: int) -> str:
-    """The curve in one line; each character is the mean of a part."""
+    """Return a curve of `width` characters; each shows the mean of its part."""
     width = min(width, len(numbers))
-    cuts = [round(place * len(numbers) / width) for place in range(width + 1)]
+    cuts = [round(index * len(numbers) / width) for index in range(width + 1)]
     means = [sum(numbers[a:b]) / (b - a) for a, b in pairwise(cuts)]
     low, high = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)
 
 
-# -- how it came back --------------------------------------------------------------------------------------------------
+# -- recovery ----------------------------------------------------------------------------------------------------------
 
 
 def recovery(found: Recovery, width: int) -> list[RenderableType]:
-    """As a waterfall: each bar begins where the one before it ended."""
+    """Return a recovery as a waterfall: each bar starts where the previous one ended."""
     moments = [
         ("detected", found.detected_ms),
-        ("new workers begin", found.started_ms),
+        ("workers restarted", found.started_ms),
         (_restored(found), found.restored_ms),
-        ("first step again", found.first_step_ms),
+        ("first step done", found.first_step_ms),
     ]
     known = [(what, at_ms) for what, at_ms in moments if at_ms is not None]
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True)
-    room = min(max(width - INDENT - 46, 8), _MAX_BAR)
+    bar_width = min(max(width - INDENT - 46, 8), _MAX_BAR)
     longest = max((at_ms for _, at_ms in known), default=0.0) or 1.0
     before = 0.0
     for what, at_ms in known:
-        start, end = round(before / longest * room), round(at_ms / longest * room)
-        bar = " " * min(start, room - 1) + "━" * max(end - start, 1)
+        start, end = round(before / longest * bar_width), round(at_ms / longest * bar_width)
+        bar = " " * min(start, bar_width - 1) + "━" * max(end - start, 1)
         table.add_row(what, Text(f"+{at_ms:,.0f} ms", style="bold"), Text(bar, style="yellow"))
         before = at_ms
-    struck = Text.assemble(
-        ("kill -9 ", "bold red"), f"of rank {found.rank} (process {found.pid}) after step {found.step}"
-    )
-    return [indented(struck), Padding(table, (0, 0, 0, INDENT + 2), expand=False)]
+    killed = Text.assemble(("kill -9 ", "bold red"), f"rank {found.rank} (pid {found.pid}) after step {found.step}")
+    return [indented(killed), Padding(table, (0, 0, 0, INDENT + 2), expand=False)]
 
 
 def _restored(found: Recovery) -> str:
     if found.restored_step is None:
         return "restored"
-    return f"step {found.restored_step} restored" if found.restored_step else "begun anew"
+    return f"step {found.restored_step} restored" if found.restored_step else "started over"
 
 
 def run_line(figures: RunFigures) -> RenderableType:
@@ -173,12 +170,12 @@ def run_line(figures: RunFigures) -> RenderableType:
         Text.assemble(
             ("done ", "green"),
             f"in {figures.duration_s:.1f} s: {figures.num_steps} steps, loss {figures.first_loss:.3f} → "
-            f"{figures.last_loss:.3f}, {figures.num_checkpoints} checkpoints on the way",
+            f"{figures.last_loss:.3f}, {figures.num_checkpoints} checkpoints",
         )
     )
 
 
-# -- what was checked --------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
 def summary(outcome: Outcome) -> RenderableType:
@@ -187,14 +184,14 @@ def summary(outcome: Outcome) -> RenderableType:
     table.add_column(no_wrap=True, min_width=_LABEL)
     table.add_column()
     rows, weights = outcome.rows, outcome.weights
-    table.add_row(_mark(rows.is_good), "every row once", rows_in_words(rows))
+    table.add_row(_mark(rows.is_good), "every row once", describe_rows(rows))
     if not outcome.rows_undisturbed.is_good:
-        table.add_row(_mark(False), "… undisturbed", rows_in_words(outcome.rows_undisturbed))
-    table.add_row(_mark(weights.is_good), "the same weights", weights_in_words(weights))
+        table.add_row(_mark(False), "… undisturbed run", describe_rows(outcome.rows_undisturbed))
+    table.add_row(_mark(weights.is_good), "same weights", describe_weights(weights))
     is_back = len(outcome.recoveries) == outcome.num_kills_planned and all(r.is_complete for r in outcome.recoveries)
-    table.add_row(_mark(is_back), "back at work", _recovered_in_words(outcome))
-    table.add_row("", "computed twice", _price_in_words(outcome))
-    table.add_row("", "checkpoints", _checkpoints_in_words(outcome.killed))
+    table.add_row(_mark(is_back), "recovered", _describe_recovery(outcome))
+    table.add_row("", "steps repeated", _describe_repeated_steps(outcome))
+    table.add_row("", "checkpoints", _describe_checkpoints(outcome.killed))
     return indented(table)
 
 
@@ -202,21 +199,21 @@ def _mark(is_good: bool) -> Text:
     return Text("✓", style="bold green") if is_good else Text("✗", style="bold red")
 
 
-def rows_in_words(rows: RowsCheck) -> str:
-    told = f"{rows.num_exact:,} of {rows.num_rows:,} rows trained exactly once in each of {rows.num_epochs} epochs"
+def describe_rows(rows: RowsCheck) -> str:
+    text = f"{rows.num_exact:,} of {rows.num_rows:,} rows trained on exactly once in each of {rows.num_epochs} epochs"
     wrong = [
         f"{number:,} {what}"
         for number, what in (
             (rows.num_lost, "lost"),
-            (rows.num_again, "too often"),
+            (rows.num_again, "repeated"),
             (rows.num_unknown, "not in the data"),
         )
         if number
     ]
-    return f"{told}; {', '.join(wrong)}" if wrong else told
+    return f"{text}; {', '.join(wrong)}" if wrong else text
 
 
-def weights_in_words(weights: WeightsCheck) -> str:
+def describe_weights(weights: WeightsCheck) -> str:
     if weights.steps[0] != weights.steps[1]:
         return f"the runs ended at different steps: {weights.steps[0]} and {weights.steps[1]}"
     if weights.different:
@@ -224,57 +221,55 @@ def weights_in_words(weights: WeightsCheck) -> str:
         more = "" if len(weights.different) <= MAX_NAMED else ", …"
         return f"{len(weights.different)} of {weights.num_tensors} tensors differ: {named}{more}"
     return (
-        f"bit-identical to the undisturbed run: {weights.num_tensors} tensors, {weights.num_elements:,} numbers "
+        f"bit-identical to the undisturbed run: {weights.num_tensors} tensors, {weights.num_elements:,} elements "
         "of model and optimizer"
     )
 
 
-def _recovered_in_words(outcome: Outcome) -> str:
+def _describe_recovery(outcome: Outcome) -> str:
     missing = outcome.num_kills_planned - len(outcome.recoveries)
     if missing:
-        return f"{missing} of {outcome.num_kills_planned} kills came to nothing: the run was over before"
+        return f"{missing} of {outcome.num_kills_planned} kills had no effect: the run ended first"
     times = [each.first_step_ms for each in outcome.recoveries if each.first_step_ms is not None]
     if len(times) < len(outcome.recoveries):
-        return "it did not go on after a kill"
-    longest = f" (the longest of {len(times)})" if len(times) > 1 else ""
-    return f"{max(times) / 1_000:.2f} s after the kill{longest}, from SIGKILL to the next step of all workers"
+        return "the run did not continue after a kill"
+    longest = f" (longest of {len(times)})" if len(times) > 1 else ""
+    return f"in {max(times) / 1_000:.2f} s{longest}, from SIGKILL until all workers had finished a step"
 
 
-def _price_in_words(outcome: Outcome) -> str:
+def _describe_repeated_steps(outcome: Outcome) -> str:
     steps = sum(each.num_steps_again or 0 for each in outcome.recoveries)
     return (
-        f"{steps} of {outcome.killed.num_steps} steps: made before the kill, not saved yet "
-        f"({outcome.rows.num_rolled_back:,} rows, which are not in the model twice)"
+        f"{steps} of {outcome.killed.num_steps}: finished before the kill but not yet saved "
+        f"({outcome.rows.num_rolled_back:,} rows; each counts once in the final model)"
     )
 
 
-def _checkpoints_in_words(figures: RunFigures) -> str:
+def _describe_checkpoints(figures: RunFigures) -> str:
     return (
-        f"{figures.num_checkpoints}, written in the background; each held training up for "
-        f"{figures.median_stall_ms:.1f} ms (median; the longest {figures.longest_stall_ms:,.0f} ms)"
+        f"{figures.num_checkpoints}, written in the background; each stalled training for "
+        f"{figures.median_stall_ms:.1f} ms (median; longest {figures.longest_stall_ms:,.0f} ms)"
     )
 
 
 def story(outcome: Outcome) -> RenderableType:
-    """In words for somebody who sees this for the first time."""
+    """Return the results in sentences for a first-time reader."""
     if not outcome.is_good:
-        text = Text("That is wrong. Please report it, with what stands above.", style="bold red")
+        text = Text("The demo failed. Please report it with the output above.", style="bold red")
         return indented(text)
     first = outcome.recoveries[0]
-    others = (
-        "Both workers were" if outcome.num_workers == 2 else "All workers were" if outcome.num_workers > 2 else "It was"
+    workers = {1: "it", 2: "both workers"}.get(outcome.num_workers, "all workers")
+    source = f"from the checkpoint of step {first.restored_step}" if first.restored_step else "from the beginning"
+    text = Text(
+        f"A worker was killed without warning. Strata restarted {workers} {source}: model, optimizer, random number "
+        "generators and position in the data. No row was lost or counted twice, and the final model is exactly the one "
+        "of the undisturbed run."
     )
-    from_where = f"from the checkpoint of step {first.restored_step}" if first.restored_step else "from the beginning"
-    told = (
-        f"A worker died without a word. {others} started again {from_where}: model, optimizer, random generators and "
-        "the place in the data, all of the same step. Nothing was lost, nothing was counted twice, and the model is "
-        "the one that would have come out anyway."
-    )
-    return indented(Text(told))
+    return indented(text)
 
 
 def next_steps(commands: Sequence[tuple[str, str]]) -> RenderableType:
-    lines: list[RenderableType] = [Text("\nWhat to try next", style="bold")]
+    lines: list[RenderableType] = [Text("\nNext steps", style="bold")]
     for what, how in commands:
         lines += [
             indented(Text(what, style="dim")),
@@ -294,7 +289,7 @@ def indented(what: RenderableType, mark: str = "") -> RenderableType:
 
 
 def svg(shown: Sequence[RenderableType], width: int) -> str:
-    """What was shown, as a file; without the web fonts that rich would have a browser fetch."""
+    """Return the output as an SVG picture, without the web fonts that rich makes a browser fetch."""
     console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
     for each in shown:
         console.print(each)

@@ -1,4 +1,4 @@
-"""One finding of `strata doctor`."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Check:
     name: str
     status: Status
     detail: str
-    """What was found."""
+    """What the check found."""
     cure: str = ""
-    """What to do about it, where there is something to do."""
+    """How to fix it; empty if there is nothing to fix."""
     essential: bool = False
-    """Nothing works without it."""
+    """Strata does not work without it."""

@@ -1,6 +1,7 @@
-"""What the file system of a directory can do for checkpoints, and what happens instead where it cannot.
+"""Checks of the file system that holds a directory: direct I/O, exclusive file names, flushed directories.
 
-It is tried, with the functions that a save uses, on files that are removed again: no table of file systems is right.
+Each check tries the operation on temporary files with the functions that a save uses, because the type of a file system
+does not tell what it supports.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP, err
 
 
 def direct_io(name: str, directory: Path) -> Check:
-    """Does the file system take a write past the page cache, and give it back?"""
+    """Check that the file system supports reads and writes that bypass the page cache."""
 
-    def look(place: Path, scratch: Path) -> Check:
+    def look(existing: Path, scratch: Path) -> Check:
         refused = _try_direct(scratch / "direct")
         if refused:
-            detail = f"the file system of {place} refuses {refused}; saves go through the page cache instead"
-            cure = "for speed, keep checkpoints on ext4 or xfs"
+            detail = f"the file system of {existing} does not support {refused}; saves use the page cache instead"
+            cure = "for faster saves, keep checkpoints on ext4 or xfs"
             return Check(name=name, status=Status.WARNING, detail=detail, cure=cure)
-        return Check(name=name, status=Status.OK, detail=f"works in {place}")
+        return Check(name=name, status=Status.OK, detail=f"works in {existing}")
 
     return _tried(name, directory, look)
 
 
 def _try_direct(path: Path) -> str:
-    """What was refused; empty: nothing was."""
-    with mmap.mmap(-1, BLOCK_BYTES) as block, memoryview(block) as view:  # mapped memory starts on a page: aligned
+    """Return the unsupported operation; empty if all work."""
+    with mmap.mmap(-1, BLOCK_BYTES) as block, memoryview(block) as view:  # mapped memory is aligned to pages
         fd = files.create(path, direct=True)
         try:
             if not files.is_direct(fd):
@@ -55,10 +56,10 @@ def _try_direct(path: Path) -> str:
             return "" if files.is_direct(fd) else "reads with O_DIRECT"
 
 
-def exclusive_names(name: str, directory: Path) -> Check:
-    """Can a file get a name only if there is none such? A commit is one: of two writers, one may succeed."""
+def exclusive_create(name: str, directory: Path) -> Check:
+    """Check that a name can be taken only once. A commit depends on it: of two writers, only one may succeed."""
 
-    def look(place: Path, scratch: Path) -> Check:
+    def look(existing: Path, scratch: Path) -> Check:
         first, second, link, target = (scratch / one for one in ("first", "second", "link", "target"))
         first.touch()
         second.touch()
@@ -71,23 +72,23 @@ def exclusive_names(name: str, directory: Path) -> Check:
             files.publish_if_absent(first, target)
             with contextlib.suppress(FileExistsError):
                 files.publish_if_absent(second, target)
-                cure = "keep checkpoints on a local disk or in an object store, or let only one process write there"
-                detail = f"a second file took the name of the first in {place}; two writers may overwrite each other"
+                cure = "keep checkpoints on a local disk or in an object store, or let only one process write"
+                detail = f"a second file replaced the first in {existing}; two writers may overwrite each other"
                 return Check(name=name, status=Status.MISSING, detail=detail, cure=cure)
         except OSError as error:
-            detail = f"{place}: {error.strerror}; no checkpoint can be committed there"
-            cure = "keep checkpoints on another file system, or in an object store"
+            detail = f"{existing}: {error.strerror}; checkpoints cannot be committed there"
+            cure = "keep checkpoints on another file system or in an object store"
             return Check(name=name, status=Status.MISSING, detail=detail, cure=cure)
-        how = "hard links" if linked else "no hard links; saves are committed by exclusive renames instead,"
-        return Check(name=name, status=Status.OK, detail=f"{how} in {place}")
+        how = "works by hard links" if linked else "works by exclusive renames (no hard links)"
+        return Check(name=name, status=Status.OK, detail=f"{how} in {existing}")
 
     return _tried(name, directory, look)
 
 
-def flushed_names(name: str, directory: Path, *, sync: Callable[[int], None] = files.sync) -> Check:
-    """Can a directory be flushed? Else a file may be safe on the disk, and its name may not."""
+def directory_fsync(name: str, directory: Path, *, sync: Callable[[int], None] = files.sync) -> Check:
+    """Check that a directory can be flushed. If not, a power failure may lose the name of a file that is on disk."""
 
-    def look(place: Path, scratch: Path) -> Check:
+    def look(existing: Path, scratch: Path) -> Check:
         fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sync(fd)
@@ -95,33 +96,33 @@ def flushed_names(name: str, directory: Path, *, sync: Callable[[int], None] = f
             if error.errno not in _UNSUPPORTED:
                 raise
             detail = (
-                f"the file system of {place} flushes no directories ({error.strerror}); "
-                "when the machine loses power, the newest checkpoints may be gone, those before them are not"
+                f"the file system of {existing} cannot flush directories ({error.strerror}); "
+                "a power failure may lose the newest checkpoints, but not older ones"
             )
-            cure = "if that matters, keep checkpoints on ext4 or xfs, or in an object store"
+            cure = "to survive power failures, keep checkpoints on ext4 or xfs, or in an object store"
             return Check(name=name, status=Status.WARNING, detail=detail, cure=cure)
         finally:
             os.close(fd)
-        return Check(name=name, status=Status.OK, detail=f"a directory can be flushed in {place}")
+        return Check(name=name, status=Status.OK, detail=f"works in {existing}")
 
     return _tried(name, directory, look)
 
 
 def nearest_existing(path: Path) -> Path:
-    return next(place for place in (path, *path.parents) if place.is_dir())
+    return next(each for each in (path, *path.parents) if each.is_dir())
 
 
 def _tried(name: str, directory: Path, look: Callable[[Path, Path], Check]) -> Check:
-    place = nearest_existing(directory.absolute())
+    existing = nearest_existing(directory.absolute())
     try:
-        with _scratch(place) as scratch:
-            return look(place, scratch)
+        with _scratch(existing) as scratch:
+            return look(existing, scratch)
     except OSError as error:
-        cure = "make the directory writable, with room on the disk"
-        return Check(name=name, status=Status.WARNING, detail=f"{place}: {error.strerror}", cure=cure)
+        cure = "make the directory writable and free some disk space"
+        return Check(name=name, status=Status.WARNING, detail=f"{existing}: {error.strerror}", cure=cure)
 
 
 @contextlib.contextmanager
-def _scratch(place: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".strata-doctor-", dir=place) as scratch:
+def _scratch(directory: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=".strata-doctor-", dir=directory) as scratch:
         yield Path(scratch)

@@ -1,4 +1,4 @@
-"""Processors, memory, ports and devices."""
+"""Checks of processors, memory, ports and devices."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FEW_OPEN_FILES = 4_096
-"""A coordinator holds one descriptor for each connected node."""
+"""A coordinator needs one file descriptor per connected node."""
 SMALL_SHARED_MEMORY_BYTES = 1 << 30
-"""Loaders hand over decoded data here; containers get 64 MiB by default. Checkpoints are staged elsewhere."""
+"""Loaders pass decoded data through shared memory; containers have 64 MiB by default. Saves do not use it."""
 
 
 def processors(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> Check:
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    detail = f"{usable} of {present} usable"
+    detail = f"{usable} of {present} available"
     quota = _cgroup_quota(quota_file)
     if quota is not None and quota < usable:
         return Check(
             name="processors",
             status=Status.WARNING,
-            detail=f"{detail}, but the container may use only {quota:.1f}",
-            cure="raise the container's CPU limit, or start fewer workers",
+            detail=f"{detail}, but the container is limited to {quota:.1f}",
+            cure="raise the container's CPU limit or start fewer workers",
         )
     return Check(name="processors", status=Status.OK, detail=detail)
 
 
 def _cgroup_quota(file: Path) -> float | None:
-    """How many processors the control group may use; None if it sets no limit."""
+    """Return the processor limit of the control group; None if there is none."""
     try:
         quota, period = file.read_text(encoding="ascii").split()
         return int(quota) / int(period)
@@ -53,7 +53,7 @@ def open_files(limits: tuple[int, int] | None = None) -> Check:
     detail = "no limit" if unlimited else f"{soft:,} (may be raised to {hard:,})"
     if unlimited or soft >= FEW_OPEN_FILES:
         return Check(name="open files", status=Status.OK, detail=detail)
-    cure = f"before starting a coordinator for many nodes: ulimit -n {min(65_536, hard)}"
+    cure = f"before you start a coordinator for many nodes, run: ulimit -n {min(65_536, hard)}"
     return Check(name="open files", status=Status.WARNING, detail=detail, cure=cure)
 
 
@@ -61,35 +61,35 @@ def shared_memory(path: Path) -> Check:
     try:
         found = os.statvfs(path)
     except OSError as error:
-        cure = "mount a tmpfs there"
+        cure = f"mount a tmpfs at {path}"
         return Check(name="shared memory", status=Status.MISSING, detail=f"{path}: {error.strerror}", cure=cure)
     total_bytes, free_bytes = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     detail = f"{_gib(free_bytes)} of {_gib(total_bytes)} free in {path}"
     if free_bytes < SMALL_SHARED_MEMORY_BYTES:
-        cure = f"have at least {_gib(SMALL_SHARED_MEMORY_BYTES)} free (in a container: --shm-size=8g)"
+        cure = f"provide at least {_gib(SMALL_SHARED_MEMORY_BYTES)} (in a container: --shm-size=8g)"
         return Check(name="shared memory", status=Status.WARNING, detail=detail, cure=cure)
     return Check(name="shared memory", status=Status.OK, detail=detail)
 
 
 def writable_state(directory: Path) -> Check:
-    """Can the coordinator keep its state here, or make the directory for it?"""
-    name, place = "state directory", nearest_existing(directory)
+    """Check that the coordinator can write its state to a directory or create it."""
+    name = "state directory"
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=nearest_existing(directory)):
             pass
     except OSError as error:
         return Check(
             name=name,
             status=Status.MISSING,
-            detail=f"{directory} cannot be written: {error.strerror}",
-            cure="give the coordinator another place: strata coordinator --state PATH",
+            detail=f"{directory} is not writable: {error.strerror}",
+            cure="keep the state elsewhere: strata coordinator --state PATH",
             essential=True,
         )
-    return Check(name=name, status=Status.OK, detail=f"{directory} can be written", essential=True)
+    return Check(name=name, status=Status.OK, detail=f"{directory} is writable", essential=True)
 
 
 def staging_memory(create: Callable[[], int], fallback: Path) -> Check:
-    """Is there memory without a name, that two processes share and that goes with them?"""
+    """Check for anonymous memory that two processes share and that is freed with them."""
     name = "staging memory"
     try:
         _try_memory(create())
@@ -97,17 +97,17 @@ def staging_memory(create: Callable[[], int], fallback: Path) -> Check:
         return Check(
             name=name,
             status=Status.WARNING,
-            detail=f"{error.strerror}; states are staged in files in {fallback} instead, {_free(fallback)}",
-            cure="have as much room there as one rank's state takes",
+            detail=f"{error.strerror}; saves are staged in files in {fallback} instead ({_free(fallback)})",
+            cure=f"keep enough space free in {fallback} for the state of one rank",
         )
-    return Check(name=name, status=Status.OK, detail="memfd; /dev/shm may be small")
+    return Check(name=name, status=Status.OK, detail="memfd; does not use /dev/shm")
 
 
-def nameless_memory() -> int:
-    """A descriptor of it.
+def create_anonymous_memory() -> int:
+    """Return a file descriptor of anonymous memory.
 
     Raises:
-        OSError: There is none.
+        OSError: The system has none.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, "this system has no memfd")
@@ -127,18 +127,18 @@ def _free(directory: Path) -> str:
     try:
         found = os.statvfs(directory)
     except OSError as error:
-        return f"which cannot be used: {error.strerror}"
+        return f"unusable: {error.strerror}"
     return f"{_gib(found.f_bavail * found.f_frsize)} free"
 
 
 def huge_pages(directory: Path) -> Check:
-    """Of 2 MiB instead of 4 KiB: copying a state touches fewer of them. Nothing depends on it."""
+    """Report the mode of 2 MiB pages. They make copying a state faster; nothing depends on them."""
     found = {}
     for kind, file in (("private", "enabled"), ("shared", "shmem_enabled")):
         with contextlib.suppress(OSError, IndexError):
             found[kind] = (directory / file).read_text(encoding="ascii").partition("[")[2].partition("]")[0]
     if not any(found.values()):
-        return Check(name="huge pages", status=Status.MISSING, detail="none; staging uses pages of 4 KiB")
+        return Check(name="huge pages", status=Status.MISSING, detail="none; staging uses 4 KiB pages")
     detail = ", ".join(f"{kind} memory: {mode}" for kind, mode in found.items() if mode)
     return Check(name="huge pages", status=Status.OK, detail=detail)
 
@@ -151,8 +151,8 @@ def port(number: int, *, flag: str) -> Check:
             probe.bind(("127.0.0.1", number))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            detail = "taken, perhaps by a coordinator that runs" if taken else f"cannot be opened: {error.strerror}"
-            cure = f"if not: strata coordinator {flag} 127.0.0.1:0 picks another"
+            detail = "in use, perhaps by a running coordinator" if taken else f"cannot be opened: {error.strerror}"
+            cure = f"to use another port: strata coordinator {flag} 127.0.0.1:0"
             return Check(name=name, status=Status.WARNING, detail=detail, cure=cure)
     return Check(name=name, status=Status.OK, detail="free")
 
@@ -160,7 +160,7 @@ def port(number: int, *, flag: str) -> Check:
 def rdma(devices: Path) -> Check:
     found = sorted(path.name for path in devices.iterdir()) if devices.is_dir() else []
     if not found:
-        return Check(name="RDMA", status=Status.MISSING, detail="no device; bulk data travels by TCP")
+        return Check(name="RDMA", status=Status.MISSING, detail="no device; data is sent over TCP")
     return Check(name="RDMA", status=Status.OK, detail=", ".join(found))
 
 

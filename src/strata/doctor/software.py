@@ -1,4 +1,4 @@
-"""Python, what Strata depends on, and the extras."""
+"""Checks of Python, the required packages and the extras."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),
 }
-"""Each extra of pyproject.toml: what it installs, and the module to import."""
+"""The extras of pyproject.toml: the packages that each installs, and the modules to import."""
 
 
 def python(version: tuple[int, int, int]) -> Check:
@@ -43,7 +43,7 @@ def python(version: tuple[int, int, int]) -> Check:
 
 
 def dependencies(distribution: str = DISTRIBUTION) -> Check:
-    """Is everything installed that `pip install strata-runtime` brings?"""
+    """Check that every package that `pip install strata-runtime` installs is present."""
     name = "dependencies"
     try:
         required = importlib.metadata.requires(distribution) or []
@@ -55,8 +55,8 @@ def dependencies(distribution: str = DISTRIBUTION) -> Check:
             cure=f"pip install {distribution}",
             essential=True,
         )
-    wanted = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in required if "extra ==" not in line]
-    absent = [one for one in wanted if _version(one) is None]
+    names = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in required if "extra ==" not in line]
+    absent = [one for one in names if _version(one) is None]
     if absent:
         return Check(
             name=name,
@@ -65,13 +65,13 @@ def dependencies(distribution: str = DISTRIBUTION) -> Check:
             cure=f"pip install --upgrade {distribution}",
             essential=True,
         )
-    return Check(name=name, status=Status.OK, detail=f"all {len(wanted)} installed", essential=True)
+    return Check(name=name, status=Status.OK, detail=f"all {len(names)} installed", essential=True)
 
 
 def extra(name: str) -> Check:
-    """Is an extra installed, and can it really be imported?
+    """Check that an extra is installed and can be imported.
 
-    The import runs in a process of its own: a broken native library may take its process with it.
+    The import runs in another process, because a broken native library may crash it.
     """
     label, install = f"extra [{name}]", f"pip install '{DISTRIBUTION}[{name}]'"
     versions = {distribution: _version(distribution) for distribution, _ in EXTRAS[name]}
@@ -87,12 +87,12 @@ def extra(name: str) -> Check:
 
 
 def import_problem(module: str, *, timeout_s: float = IMPORT_TIMEOUT_S) -> str:
-    """Why a module cannot be imported; empty if it can."""
+    """Return why a module cannot be imported; empty if it can."""
     command = [sys.executable, "-P", "-c", f"import {module}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return f"not done after {timeout_s:.0f} s"
+        return f"timed out after {timeout_s:.0f} s"
     if done.returncode == 0:
         return ""
     return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,1 +1,4 @@
-"""The modules that measure, each run in its own process; see `strata.bench.frame` for what they print."""
+"""One module per measured system. Each runs in its own process; `strata.bench.frame` defines what it prints.
+
+A contender in the peers' environment does not import Strata.
+"""

@@ -1,10 +1,10 @@
-"""How a barrier is measured, the same for us and for others: 100 workers in 13 processes on the client's core.
+"""Measure a barrier, the same for Strata and TCPStore: 100 workers in 13 processes on the client's core.
 
-Every round begins for all workers at the same instant of the machine's clock, as steps of a training do, and not when
-somebody else has been released: so nobody's next round is counted as another one's wait. What is measured is how long
-each worker waits after the last one has arrived.
+All workers start a round at the same instant of the machine's clock, like the steps of a training, and not when another
+worker is released; otherwise one round would count towards the wait of another. The figure is the time that each worker
+waits after the last arrival.
 
-The peers' environment loads this file too, so it imports nothing of ours.
+Peers load this file in their own environment, so it does not import Strata.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 NUM_WORKERS = 100
 WORKERS_PER_PROCESS = 8
 PERIOD_S = 0.05
-"""Between the beginnings of two rounds."""
+"""Time between the starts of two rounds."""
 LEAD_S = 0.2
-"""From when all are ready until the first round."""
+"""Time between readiness of all processes and the first round."""
 WARM_UP_ROUNDS = 5
 CLIENT_CORE = 1
 READY_S = 60.0
@@ -29,9 +29,10 @@ READY_S = 60.0
 Times = list[list[tuple[float, float]]]
 """For each round, when each worker of a process arrived and when it was released."""
 Node = Callable[[Sequence[int], Callable[[], float], int], Times]
-"""What runs in a process, given the ranks of its workers, a function that waits for all processes and gives an instant
-that is the same for all, and the number of rounds. It calls the function twice: before the first round, which begins at
-that instant, and after the last one."""
+"""The body of a process. Its arguments are the ranks of its workers, a function that waits for all processes and
+returns the same instant in all of them, and the number of rounds. It calls the function twice: before the first round,
+which starts at that instant, and after the last one.
+"""
 
 
 def pin(core: int) -> None:
@@ -40,12 +41,14 @@ def pin(core: int) -> None:
 
 
 def until_s(start_s: float, number: int) -> float:
-    """How long until a round begins; 0 for one that has begun."""
+    """Return the time until a round starts; 0 if it has started."""
     return max(start_s + number * PERIOD_S - time.perf_counter(), 0.0)
 
 
 def measure(node: Node, num_rounds: int, *, num_workers: int = NUM_WORKERS) -> list[float]:
-    """How long each worker waited in each round, in seconds, sorted. Forks: call it before any thread runs."""
+    """Return how long each worker waited in each round, in seconds, sorted. It forks, so call it before starting
+    threads.
+    """
     context = multiprocessing.get_context("fork")
     count = num_rounds + WARM_UP_ROUNDS
     pipes, processes = [], []
@@ -59,7 +62,7 @@ def measure(node: Node, num_rounds: int, *, num_workers: int = NUM_WORKERS) -> l
         processes.append(process)
     try:
         _let_go_together(pipes, READY_S)
-        _let_go_together(pipes, READY_S + count * PERIOD_S)  # nobody leaves while another is in its last round
+        _let_go_together(pipes, READY_S + count * PERIOD_S)  # no process leaves while another is in its last round
         answers: list[Times] = [_receive(pipe, READY_S) for pipe in pipes]
         for process in processes:
             process.join(READY_S)
@@ -72,7 +75,7 @@ def measure(node: Node, num_rounds: int, *, num_workers: int = NUM_WORKERS) -> l
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all do not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
@@ -88,7 +91,7 @@ def _run(node: Node, ranks: Sequence[int], count: int, pipe: Any) -> None:
 
 
 def _let_go_together(pipes: Sequence[Any], timeout_s: float) -> None:
-    """Hears from all that they are there, then gives all the same instant."""
+    """Wait until all processes are ready, then send all of them the same instant."""
     for pipe in pipes:
         _receive(pipe, timeout_s)
     instant_s = time.perf_counter() + LEAD_S
@@ -98,8 +101,8 @@ def _let_go_together(pipes: Sequence[Any], timeout_s: float) -> None:
 
 def _receive(pipe: Any, timeout_s: float) -> Any:
     if not pipe.poll(timeout_s):
-        raise TimeoutError(f"a process of the benchmark said nothing for {timeout_s:g} s")
+        raise TimeoutError(f"a process of the benchmark did not answer within {timeout_s:g} s")
     try:
         return pipe.recv()
     except EOFError:
-        raise RuntimeError("a process of the benchmark has ended too early; its last words are above") from None
+        raise RuntimeError("a process of the benchmark ended too early; its last output is above") from None

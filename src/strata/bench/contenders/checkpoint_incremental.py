@@ -1,8 +1,8 @@
-"""Ours: a table of which few rows have changed, saved as a delta, beside the same table saved in full.
+"""Strata: a table with few changed rows, saved incrementally, compared with full saves.
 
-Every save is timed from the call until it is durable. Each repetition saves in full, then what has changed, which the
-saver must find; then in full again, then what has changed, with the rows told. Fractions are taken within a
-repetition, delta over the full save just before it.
+Every save is timed from the call until it is durable. A repetition saves in full, then incrementally with changed rows
+found by comparison, then in full again, then incrementally with the changed rows passed. Fractions divide an
+incremental save by the full save before it, within a repetition.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Repetition:
     full: Timed
     found: Timed
     full_again: Timed
-    told: Timed
+    passed: Timed
 
 
 class Table:
-    """Rows of random numbers, some of which change when asked to."""
+    """A table of random numbers; `change` changes some of its rows."""
 
     def __init__(self, num_bytes: int, num_columns: int) -> None:
         self._rng = np.random.default_rng(SEED)
@@ -54,7 +54,7 @@ class Table:
         return {NAME: self.values}
 
     def change(self, percent: float) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Other rows each time; gives their numbers."""
+        """Change random rows and return their indices."""
         num_rows, num_columns = self.values.shape
         rows = self._rng.choice(num_rows, max(int(num_rows * percent / 100), 1), replace=False, shuffle=False)
         self.values[rows] = self._rng.random((len(rows), num_columns), np.float32)
@@ -62,7 +62,7 @@ class Table:
 
 
 class Saves:
-    """Saves of one table, numbered; each is durable before the next begins."""
+    """Saves of one table, with increasing steps; each is durable before the next starts."""
 
     def __init__(self, manager: CheckpointManager, table: Table) -> None:
         self._manager = manager
@@ -70,9 +70,10 @@ class Saves:
         self._step = 0
 
     def save(self, kind: str, **arguments: Any) -> Timed:
-        """
+        """Save the table and return the times.
+
         Raises:
-            StrataError: It was saved as another type, so its time says nothing.
+            StrataError: The checkpoint has another type, so its time is meaningless.
         """
         self._step += 1
         start = time.perf_counter()
@@ -82,7 +83,7 @@ class Saves:
         total_s = time.perf_counter() - start
         self._manager.wait()
         if metadata.why or metadata.checkpoint_type.value != kind:
-            raise StrataError(f"a save was to be {kind} and is {metadata.checkpoint_type.value}: {metadata.why}")
+            raise StrataError(f"expected a save of type {kind}, got {metadata.checkpoint_type.value}: {metadata.why}")
         return Timed(total_s, stall_s, metadata.size_bytes)
 
     def repetition(self, percent: float) -> Repetition:
@@ -91,25 +92,25 @@ class Saves:
         found = self.save(INCREMENTAL)
         full_again = self.save(FULL)
         rows = self._table.change(percent)
-        told = self.save(INCREMENTAL, dirty={NAME: rows})
-        return Repetition(full, found, full_again, told)
+        passed = self.save(INCREMENTAL, dirty={NAME: rows})
+        return Repetition(full, found, full_again, passed)
 
 
 def figures_of(repetitions: list[Repetition]) -> dict[str, float]:
-    """Medians, fractions within each repetition."""
+    """Return the medians; fractions are computed within each repetition."""
     full = [one for r in repetitions for one in (r.full, r.full_again)]
-    found, told = [r.found for r in repetitions], [r.told for r in repetitions]
+    found, passed = [r.found for r in repetitions], [r.passed for r in repetitions]
     median = statistics.median
     return {
         "incremental_bytes_fraction": median(r.found.size_bytes / r.full.size_bytes for r in repetitions),
         "incremental_time_fraction": median(r.found.total_s / r.full.total_s for r in repetitions),
-        "incremental_told_time_fraction": median(r.told.total_s / r.full_again.total_s for r in repetitions),
+        "incremental_told_time_fraction": median(r.passed.total_s / r.full_again.total_s for r in repetitions),
         "incremental_full_ms": median(one.total_s for one in full) * 1e3,
         "incremental_ms": median(one.total_s for one in found) * 1e3,
-        "incremental_told_ms": median(one.total_s for one in told) * 1e3,
+        "incremental_told_ms": median(one.total_s for one in passed) * 1e3,
         "incremental_full_stall_ms": median(one.stall_s for one in full) * 1e3,
         "incremental_stall_ms": median(one.stall_s for one in found) * 1e3,
-        "incremental_told_stall_ms": median(one.stall_s for one in told) * 1e3,
+        "incremental_told_stall_ms": median(one.stall_s for one in passed) * 1e3,
     }
 
 
@@ -123,8 +124,8 @@ def main() -> None:
             repetitions = [saves.repetition(percent) for _ in range(REPETITIONS + 1)]
         with CheckpointManager(place) as manager:
             if not np.array_equal(manager.load()[NAME], table.values):
-                raise StrataError("what was loaded is not what was saved, so the figures say nothing")
-    print(json.dumps({"figures": figures_of(repetitions[1:])}))  # the first one was to warm up
+                raise StrataError("the loaded state differs from the saved one; the figures are invalid")
+    print(json.dumps({"figures": figures_of(repetitions[1:])}))  # the first repetition is a warm-up
 
 
 if __name__ == "__main__":

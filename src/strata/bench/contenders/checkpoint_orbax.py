@@ -1,4 +1,4 @@
-"""orbax with its own settings, made as durable as ours. Runs in the peers' environment; imports nothing of ours."""
+"""orbax with default settings, made as durable as Strata. Runs in the peers' environment without Strata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ common = importlib.import_module("checkpoint_state")
 
 
 def sync_all(directory: Path) -> None:
-    """Every file that it wrote, and the directories that name them."""
+    """Flush every file that was written, and the directories that contain them."""
     for path, _, names in os.walk(directory):
         for name in names:
             common.sync(Path(path, name))
@@ -41,7 +41,7 @@ def main() -> None:
     jax.block_until_ready(state)
     stalls, totals = [], []
     with common.directory() as place, orbax.StandardCheckpointer() as checkpointer:
-        for number in range(common.REPETITIONS + 1):  # the first does not count
+        for number in range(common.REPETITIONS + 1):  # the first one is a warm-up
             path = Path(place, str(number))
             start = time.perf_counter()
             checkpointer.save(path, state)

@@ -1,4 +1,4 @@
-"""What the machine can do: the bytes of the state written and read past the page cache, and copied in memory."""
+"""The limits of the machine: write and read the state past the page cache, and copy it in memory."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Ours and bare obstore, to and from a real S3 server on loopback: the same bytes, in turns, in this process.
+"""Strata and plain obstore with a real S3 server on loopback: the same bytes, alternating, in one process.
 
-Bare: one buffer put as one multipart object, and got with ranges read side by side into memory that is there; with the
-best of several sizes of pieces, since nobody should win by a setting. Ours, as it is without any setting: the copy, the
-hashes, the manifest and its commit; and the state loaded again with every byte verified. CPU is that of the client's
-processes, so ours with the saver, until the checkpoint is durable; statistics, which follow, are given up.
+Plain obstore puts one buffer as one multipart object and gets it with parallel range requests into existing memory, in
+the best of several part sizes. Strata uses its defaults: copy, hashes, manifest and commit, and a load that verifies
+every byte. CPU is that of the client's processes, including the saver, until the checkpoint is durable; the statistics
+that follow are cancelled.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SIZE_MIB, QUICK_MIB = 256, 32
 TRIES = 2
-"""Of each way to put and get, before the best one is taken."""
+"""Trials of each way to put and get before the best is chosen."""
 SPARE_VOLUMES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a large object goes over the wire."""
+    """Part size and concurrency for a large object."""
 
     piece_bytes: int
     num_at_once: int
@@ -57,10 +57,10 @@ class Measured:
 
 
 class Bare:
-    """Obstore with nothing around it."""
+    """Plain obstore."""
 
     def __init__(self, server: WeedServer, data: memoryview) -> None:
-        from obstore.store import S3Store  # noqa: PLC0415 - it may not be installed
+        from obstore.store import S3Store  # noqa: PLC0415 (it may not be installed)
 
         self.store = S3Store(
             BUCKET,
@@ -75,7 +75,7 @@ class Bare:
         self._put_way = self._get_way = WAYS[0]
 
     def tune(self) -> None:
-        """Takes the ways that were fastest once, for putting and for getting."""
+        """Choose the fastest way to put and to get."""
         found: dict[Way, list[Measured]] = {way: [] for way in WAYS}
         self.measure("warm-up")
         for _ in range(TRIES):
@@ -86,10 +86,10 @@ class Bare:
         self._get_way = min(found, key=lambda way: min(one.get_s for one in found[way]))
 
     def measure(self, key: str) -> Measured:
-        """The object is removed afterwards.
+        """Measure one put and one get, then remove the object.
 
         Raises:
-            StrataError: What came back is not what was sent.
+            StrataError: The bytes read differ from those written.
         """
         itself = psutil.Process()
         cpu_before_s = cpu_s(itself)
@@ -102,7 +102,7 @@ class Bare:
         get_s = time.perf_counter() - start
         spent_s = cpu_s(itself) - cpu_before_s
         if self._out != self._data:
-            raise StrataError(f"bare obstore read other bytes from {key} than it wrote, so the figures say nothing")
+            raise StrataError(f"plain obstore read other bytes from {key} than it wrote; the figures are invalid")
         self.store.delete(key)
         return Measured(put_s, get_s, spent_s)
 
@@ -119,22 +119,22 @@ class Bare:
 
 
 class Ours:
-    """A checkpoint in a place of its own each time."""
+    """Strata; each checkpoint has its own prefix."""
 
     def __init__(self, server: WeedServer, state: dict[str, Any]) -> None:
         self._options = server.options()
         self._state = state
 
     def measure(self, key: str) -> Measured:
-        """What was written stays, below `key`.
+        """Measure one save and one load; the checkpoint stays below `key`.
 
         Raises:
-            StrataError: What came back is not what was sent.
+            StrataError: The state loaded differs from the state saved.
         """
         url = f"s3://{BUCKET}/{key}"
         with CheckpointManager(url, storage_options=self._options) as manager:
             manager.prepare(self._state)
-            manager.save({"warm": np.zeros(1)}, step=0).wait()  # the saver is up, and has a connection
+            manager.save({"warm": np.zeros(1)}, step=0).wait()  # the saver runs and is connected
             manager.wait()
             processes = [psutil.Process(), *_savers()]
             cpu_before_s = sum(map(cpu_s, processes))
@@ -150,17 +150,17 @@ class Ours:
             get_s = time.perf_counter() - start
             spent_s += cpu_s(itself) - cpu_before_s
         if not all(np.array_equal(loaded[name], array) for name, array in self._state.items()):
-            raise StrataError(f"what was loaded from {url} is not what was saved, so the figures say nothing")
+            raise StrataError(f"the state loaded from {url} differs from the saved one; the figures are invalid")
         return Measured(put_s, get_s, spent_s)
 
 
 def _savers() -> list[psutil.Process]:
-    """The processes that write for us."""
+    """Return the saver processes."""
     return [child for child in psutil.Process().children() if "strata.checkpoint.saver.process" in child.cmdline()]
 
 
 def figures_of(bare: Sequence[Measured], ours: Sequence[Measured]) -> dict[str, float]:
-    """Medians; ratios of the two that were measured one after the other."""
+    """Return the medians; ratios compare measurements that followed each other."""
     pairs = list(zip(bare, ours, strict=True))
     median = statistics.median
     return {
@@ -184,7 +184,7 @@ def run(server: WeedServer, num_bytes: int) -> dict[str, float]:
     for number in range(REPETITIONS):
         server.vacuum()
         place = f"ours-{number}"
-        if number % 2:  # who comes second finds the server's disk busy with what the first one wrote
+        if number % 2:  # alternate: the second one finds the server's disk busy with the writes of the first
             of_ours.append(ours.measure(place))
             of_bare.append(bare.measure(f"bare-{number}"))
         else:
@@ -201,7 +201,7 @@ def main() -> None:
         return
     size_mib = int(setting("S3_MIB", SIZE_MIB, quick=QUICK_MIB))
     num_puts = 1 + TRIES * len(WAYS) + 2 * REPETITIONS
-    num_volumes = num_puts * -(-size_mib // VOLUME_MIB) + SPARE_VOLUMES  # as if nothing were ever given back
+    num_volumes = num_puts * -(-size_mib // VOLUME_MIB) + SPARE_VOLUMES  # as if removed objects never freed space
     server = WeedServer(weed, directory=Path.cwd(), num_volumes=num_volumes)
     try:
         server.start()

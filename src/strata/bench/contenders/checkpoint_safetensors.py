@@ -1,4 +1,4 @@
-"""safetensors' own writer, with fsync. Runs in the peers' environment, so it imports nothing of ours."""
+"""safetensors' writer with fsync. Runs in the peers' environment without Strata."""
 
 from __future__ import annotations
 

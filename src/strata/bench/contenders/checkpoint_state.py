@@ -1,4 +1,4 @@
-"""What is saved, the same for everybody. The peers' environment loads this file too, so it imports nothing of ours."""
+"""The state that every contender saves. Peers load this file in their environment, so it does not import Strata."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SEED = 7
 
 
 def setting(name: str, default: float, *, quick: float | None = None) -> float:
-    """What `strata bench --set` or the environment says; a size that is named holds for a quick run, too."""
-    said = os.environ.get(f"STRATA_BENCH_{name}")
-    if said:
-        return float(said)
+    """Return a setting from `strata bench --set` or the environment; a given size also applies to a quick run."""
+    value = os.environ.get(f"STRATA_BENCH_{name}")
+    if value:
+        return float(value)
     return quick if quick is not None and "--quick" in sys.argv else default
 
 
@@ -37,7 +37,7 @@ def size_bytes() -> int:
 
 
 def state(count: int | None = None) -> dict[str, np.ndarray]:
-    """Random, so that nothing along the way can compress it."""
+    """Return random tensors, which cannot be compressed."""
     rng = np.random.default_rng(SEED)
     num = count or num_tensors()
     each = max(size_bytes() // (4 * num), 1)
@@ -45,12 +45,12 @@ def state(count: int | None = None) -> dict[str, np.ndarray]:
 
 
 def directory() -> tempfile.TemporaryDirectory[str]:
-    """On the disk that is meant: where the benchmark was started."""
+    """Return a directory on the disk that is measured: the one in which the benchmark was started."""
     return tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-")
 
 
 def median_ms(work: Callable[[int], object], *, after: Callable[[int], object] = lambda _: None) -> float:
-    """Of a few, after one that does not count; `after` cleans up and is not timed."""
+    """Return the median of a few runs after a warm-up; `after` cleans up and is not timed."""
     taken = []
     for number in range(REPETITIONS + 1):
         start = time.perf_counter()
@@ -61,7 +61,7 @@ def median_ms(work: Callable[[int], object], *, after: Callable[[int], object] =
 
 
 def sync(path: Path) -> None:
-    """A file or a directory."""
+    """Flush a file or a directory."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

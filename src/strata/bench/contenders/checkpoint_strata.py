@@ -1,8 +1,7 @@
-"""Ours, as it is without any setting: durable, hashed, committed; and loaded again with every byte verified.
+"""Strata with its defaults: durable, hashed, committed; and loaded with every byte verified.
 
-Statistics of a save are computed in the saver after the commit, for as long as nobody wants the memory. The next save
-claims it, and that is a part of its stall; a manager that is closed has given them up, so nothing else is measured
-beside them.
+The saver computes statistics after the commit until the memory is needed. The next save claims the memory, which is
+part of its stall. Closing a manager cancels the statistics, so they do not run during other measurements.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NUM_SMALL = 20_000
 
 
 def saved(place: str, what: Any) -> tuple[list[float], list[float]]:
-    """How long each save stalled, and how long it took to be durable; the first one comes right after `prepare`."""
+    """Return the stall and the time until durable of each save; the first save follows `prepare`."""
     stalls, totals = [], []
     with CheckpointManager(place, keep_count=1) as manager:
         manager.prepare(what)
@@ -29,13 +28,13 @@ def saved(place: str, what: Any) -> tuple[list[float], list[float]]:
             stalls.append(time.perf_counter() - start)
             save.wait()
             totals.append(time.perf_counter() - start)
-            manager.wait()  # until the one before it is removed
+            manager.wait()  # until the previous one is removed
     return stalls, totals
 
 
 def loaded(manager: CheckpointManager) -> list[float]:
-    """How long each load took. Each lets go of its state at once, so all but the first find memory that was in use
-    just before; one in a process that has only started is like the first.
+    """Return the time of each load. Each load releases its state at once, so all but the first find recently used
+    memory; a load in a new process is like the first.
     """
     taken = []
     for _ in range(REPETITIONS + 1):

@@ -1,4 +1,4 @@
-"""torch.save and torch's distributed checkpoint, made as durable as ours. Runs in the peers' environment."""
+"""torch.save and torch's distributed checkpoint, made as durable as Strata. Runs in the peers' environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ common = importlib.import_module("checkpoint_state")
 
 
 def dcp_async_stall_ms(state: dict[str, object], place: str) -> float:
-    """How long training stands still; the first save, which starts the process, does not count."""
+    """Return how long training stalls; the first save starts the process and does not count."""
     dcp = importlib.import_module("torch.distributed.checkpoint")
     dist = importlib.import_module("torch.distributed")
     saver = importlib.import_module("torch.distributed.checkpoint.state_dict_saver")

@@ -1,4 +1,4 @@
-"""Durable small writes through our coordinator: sessions that only acknowledge shards, durable before each answer."""
+"""Durable small writes to the coordinator: sessions that only acknowledge shards, each durable before its answer."""
 
 from __future__ import annotations
 

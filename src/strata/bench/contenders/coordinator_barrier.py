@@ -1,7 +1,7 @@
-"""Barriers of 100 workers in 13 processes, every release durable before it is told.
+"""Barriers of 100 workers in 13 processes; every release is durable before it is sent.
 
-Once with a session for each process, as a node has, and once with a session for each worker, as with TCPStore; and once
-with a coordinator that keeps its state in memory, as TCPStore does.
+Measured with one session per process, as on a node, with one session per worker, as with TCPStore, and with a
+coordinator that keeps its state in memory, as TCPStore does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def meet(
         for place, rank in enumerate(ranks)
     ]
     await asyncio.gather(*(worker.wait_for_workers(NUM_WORKERS) for worker in workers))
-    start_s = await asyncio.to_thread(wait_for_all)  # and go on beating
+    start_s = await asyncio.to_thread(wait_for_all)  # keep sending heartbeats
 
     async def meet_once(worker: AsyncWorker, step: int) -> tuple[float, float]:
         arrived_s = time.perf_counter()
@@ -51,7 +51,7 @@ async def meet(
     for number in range(num_rounds):
         await asyncio.sleep(until_s(start_s, number))
         times.append(list(await asyncio.gather(*(meet_once(worker, number) for worker in workers))))
-    await asyncio.to_thread(wait_for_all)  # who leaves early would take the others' barrier along
+    await asyncio.to_thread(wait_for_all)  # a worker that leaves early would end the barrier of the others
     await asyncio.gather(*(client.close() for client in clients))
     return times
 
@@ -64,7 +64,7 @@ def node(
 
 
 def flushed_s(path: Path, num_rounds: int) -> list[float]:
-    """What the disk alone takes to make 4 KiB durable, as often as barriers ask it to: none of them can be quicker."""
+    """Return the times of durable 4 KiB writes, as often as barriers need them: the lower limit of a barrier."""
     taken_s = []
     with path.open("wb", buffering=0) as file:
         for _ in range(num_rounds):

@@ -1,7 +1,7 @@
-"""Barriers of 1,000 workers on 125 relays, and of the same workers as 125 relays would tell of them.
+"""Barriers of 1,000 workers on 125 relays, and of the same workers without relays.
 
-The second is what the coordinator alone makes of it: no relay takes part, each node's arrivals are one call from the
-start. The coordinator has a core to itself; relays and workers share what is left.
+Without relays, each node sends its arrivals as one call, which measures the coordinator alone. The coordinator has its
+own core; relays and workers share the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_NODES = 125
 async def measure(
     address: str, nodes_at: Sequence[str], pids: Sequence[int], num_rounds: int, *, folded: bool
 ) -> tuple[list[float], list[float]]:
-    """How long each worker waited in each round, and what each process used for one barrier."""
+    """Return how long each worker waited in each round, and the CPU time of each process per barrier."""
     processes = [psutil.Process(pid) for pid in pids]
     before_s: list[float] = []
     async with gathered(nodes_at) as nodes:
@@ -67,7 +67,7 @@ async def measure_both(
 def main() -> None:
     num_nodes, num_rounds = (4, 5) if "--quick" in sys.argv else (NUM_NODES, 100)
     with contextlib.ExitStack() as stack:
-        # All processes first: one that has spoken gRPC starts no others.
+        # Start all processes first: a process that has used gRPC must not fork.
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-")))
         (directory / "alone").mkdir()
         alone = stack.enter_context(coordinator(directory / "alone"))

@@ -1,4 +1,4 @@
-"""How long until a death is known, with the default lease: of a process that is stopped, and of one that is killed."""
+"""Time until a failure is detected with the default lease: of a stopped and of a killed process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 def detect_s(client: CoordinatorClient, address: str, name: str, how: signal.Signals) -> float:
-    """From the signal until the others have heard."""
+    """Return the time from the signal until other workers are notified."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, address, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -37,7 +37,7 @@ def detect_s(client: CoordinatorClient, address: str, name: str, how: signal.Sig
         process.send_signal(how)
         while watcher.latest_generation == before:
             if not watcher.wait_changed(30.0):
-                raise RuntimeError(f"the death of {name} was not noticed within 30 s")
+                raise RuntimeError(f"the failure of {name} was not detected within 30 s")
         taken_s = time.perf_counter() - start_s
         watcher.deregister()
         return taken_s

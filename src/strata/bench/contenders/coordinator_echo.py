@@ -1,4 +1,4 @@
-"""Raw grpc.aio echoes: unary, one message a frame, many messages a frame."""
+"""Plain grpc.aio echoes: unary, one message per frame, many messages per frame."""
 
 from __future__ import annotations
 

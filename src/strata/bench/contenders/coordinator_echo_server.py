@@ -1,4 +1,4 @@
-"""A bare grpc.aio server that gives back what it gets: what any Python server pays before it does any work."""
+"""A plain grpc.aio server that returns what it receives: the cost of any Python server before it does any work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def _stream(_requests: Any, context: Any) -> None:
 
 
 async def _framed(_requests: Any, context: Any) -> None:
-    """Takes a frame apart and answers each request in it, as a session does."""
+    """Parse a frame and answer each request in it, like a session."""
     while (frame := await context.read()) is not grpc.aio.EOF:
         requests = pb.ClientFrame.FromString(frame).requests
         answer = pb.ServerFrame(responses=[pb.Response(id=request.id) for request in requests])

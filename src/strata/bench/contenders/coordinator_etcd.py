@@ -1,7 +1,7 @@
-"""Durable small writes through etcd, which syncs its log before it answers.
+"""Durable small writes to etcd, which flushes its log before it answers.
 
-etcd has no frames, so it is asked in both ways that it offers: a Put a call, with as many calls unanswered as ours has,
-and 64 Puts in a transaction, as many as our frames hold. The messages are written by hand; there are two.
+etcd has no frames, so both of its ways are measured: one Put per call with as many unanswered calls as Strata, and 64
+Puts per transaction, as many as a frame of Strata has. The two messages are encoded by hand.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ VALUE = b"1" * 32
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A protobuf field of bytes or a message, up to 16 KiB long."""
+    """Encode a protobuf field of bytes or a message, up to 16 KiB."""
     size = len(content)
     length = bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])
     return bytes([number << 3 | 2]) + length + content
 
 
 def put(key: bytes) -> bytes:
-    """PutRequest: key = 1, value = 2."""
+    """Encode a PutRequest: key = 1, value = 2."""
     return field(1, key) + field(2, VALUE)
 
 
 def transaction(puts: Sequence[bytes]) -> bytes:
-    """TxnRequest without conditions: success = 2, of RequestOp, request_put = 2."""
+    """Encode a TxnRequest without conditions: success = 2, of RequestOp, request_put = 2."""
     return b"".join(field(2, field(2, one)) for one in puts)
 
 
 async def rate(port: int, method: str, streams: Sequence[Sequence[bytes]], *, per_call: int, window: int) -> float:
-    """Puts per second, over a connection a stream, with so many calls unanswered on each."""
+    """Return Puts per second over one connection per stream, with a limited number of unanswered calls."""
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(OPEN.channel(f"{HOST}:{port}", OPTIONS)) for _ in streams]
 
@@ -56,7 +56,7 @@ async def rate(port: int, method: str, streams: Sequence[Sequence[bytes]], *, pe
             for payload in payloads:
                 await call(payload)
 
-        for channel in channels:  # etcd takes connections before it has elected itself; that is no part of a write
+        for channel in channels:  # etcd accepts connections before it has elected a leader; that time does not count
             first: Any = channel.unary_unary(PUT)
             await first(put(b"bench/first"), timeout=START_S, wait_for_ready=True)
         start_s = time.perf_counter()

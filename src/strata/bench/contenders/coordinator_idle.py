@@ -1,7 +1,7 @@
-"""A thousand workers that only beat, each over a connection of its own: what the coordinator costs idle.
+"""One thousand workers that only send heartbeats, each over its own connection: the idle cost of the coordinator.
 
-For a long look set STRATA_BENCH_IDLE_S to the seconds to hold them, say 600: then the growth of the memory, from the
-first minute (or half of the time, if that is less) to the end, is measured as well.
+For a long run set STRATA_BENCH_IDLE_S to its duration in seconds, such as 600. It then also measures how much the
+memory grows from the first minute, or from half of the time if that is less, to the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_WORKERS = 1_000
 NUM_QUICK_WORKERS = 50
 AT_ONCE = 50
 SETTLE_S = 3.0
-"""Until the registrations' notices have died down."""
+"""Time until the notices of the registrations are sent."""
 
 LONG_VARIABLE = "STRATA_BENCH_IDLE_S"
 LONGEST_S = 600.0
@@ -32,7 +32,7 @@ FIRST_LOOK_S = 60.0
 
 
 def long_look_s(value: str) -> float | None:
-    """What the variable says; None if nothing."""
+    """Return the duration from the variable; None if it is not set."""
     if not value:
         return None
     try:
@@ -40,7 +40,7 @@ def long_look_s(value: str) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= LONGEST_S:
-        raise ConfigError(f"{LONG_VARIABLE}={value!r} must be seconds, above 0 and up to {LONGEST_S:g}")
+        raise ConfigError(f"{LONG_VARIABLE}={value!r} is invalid; use seconds above 0 and up to {LONGEST_S:g}")
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""A thousand workers that only beat, on 125 relays: what the coordinator itself, without the relays, costs idle."""
+"""One thousand workers on 125 relays that only send heartbeats: the idle cost of the coordinator without its relays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NUM_NODES = 125
 SETTLE_S = 3.0
-"""Until the registrations' notices have died down."""
+"""Time until the notices of the registrations are sent."""
 
 
 async def measure(address: str, nodes_at: Sequence[str], pid: int, seconds: float) -> dict[str, float]:
@@ -33,9 +33,9 @@ async def measure(address: str, nodes_at: Sequence[str], pid: int, seconds: floa
         used_s, taken_s = cpu_s(server) - before_s, time.perf_counter() - begun_s
         async with AsyncCoordinatorClient(address) as client:
             members = await client.list_workers(job_id=JOB)
-        wanted = len(nodes_at) * WORKERS_PER_NODE
-        if len(members.workers) != wanted:
-            raise RuntimeError(f"only {len(members.workers)} of {wanted} workers are alive: {members.reason}")
+        expected = len(nodes_at) * WORKERS_PER_NODE
+        if len(members.workers) != expected:
+            raise RuntimeError(f"only {len(members.workers)} of {expected} workers are alive: {members.reason}")
     return {"idle_1000_relayed_cpu_fraction": used_s / taken_s}
 
 

@@ -1,6 +1,6 @@
-"""Durable small writes through Redis, which syncs its log before it answers (`appendfsync always`).
+"""Durable small writes to Redis, which flushes its log before it answers (`appendfsync always`).
 
-As many connections as our sessions, commands in pipelines of as many as our frames hold, as many of those unanswered.
+Uses as many connections as Strata has sessions, and pipelines as large as its frames, with as many unanswered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def drive(port: int, frames: list[bytes]) -> int:
             writer.write(frames[num_sent])
             num_sent += 1
         await writer.drain()
-        answer = await reader.readexactly(len(DONE))  # a refusal is no answer
+        answer = await reader.readexactly(len(DONE))  # an error is not an answer
         answer += await reader.readexactly(len(DONE) * (FRAME_SIZE - 1))
         if answer != DONE * FRAME_SIZE:
             raise RuntimeError(f"Redis refused a write: {answer[:80]!r}")

@@ -1,6 +1,6 @@
-"""Ten and a hundred thousand workers on the pure machines: what one decision costs, without network and disk.
+"""Ten thousand and a hundred thousand workers on the state machine: the cost of one decision without network and disk.
 
-What grows faster than the number of workers is what will break first.
+A cost that grows faster than the number of workers shows what breaks first.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NUM_SHARDS = 100_000
 JOB = "scale"
 DYING = 0.3
 STEP_S = 1.0
-"""Between two looks at the clock; well within a lease."""
+"""Time between two ticks, well within a lease."""
 
 
 class Crowd:
-    """One job of many workers, driven by hand."""
+    """One job with many workers."""
 
     def __init__(self, num_workers: int) -> None:
         self.core = Core(CoordinatorConfig(limits=Limits(max_workers_per_job=2 * num_workers)))
@@ -72,7 +72,7 @@ class Crowd:
             )
 
     def seal(self) -> int:
-        """As the engine does with a batch, up to the disk: seal, encode, announce. How many bytes it would write."""
+        """Seal, encode and announce like the engine, without the disk; return the bytes that it would write."""
         events, notices = self.core.drain()
         num_bytes = sum(len(encode(event)) for event in events)
         self.core.announce(notices)
@@ -88,7 +88,7 @@ class Crowd:
 
 
 def taken_s(work: Callable[[], object]) -> float:
-    """Of this process's own time: nothing here waits, so a busy machine does not show."""
+    """Return the CPU time of this process, so that other load on the machine does not count."""
     start_s = time.process_time()
     work()
     return time.process_time() - start_s
@@ -122,7 +122,7 @@ def measure(num_workers: int) -> dict[str, float]:
     die_s = taken_s(crowd.tick_and_seal)
     alive = len(crowd.core.job(JOB).membership.members)
     if alive != len(living):
-        raise RuntimeError(f"{alive} workers are left, {len(living)} were to be")
+        raise RuntimeError(f"{alive} workers are alive, expected {len(living)}")
     return {
         "heartbeat_us": heartbeat_s / num_workers * 1e6,
         "register_ms": (register_s + seal_all_s) / num_workers * 1e3,
@@ -135,7 +135,7 @@ def measure(num_workers: int) -> dict[str, float]:
 
 def main() -> None:
     figures: dict[str, float] = {}
-    # A process for each size, so that one does not live in the memory that the other has left.
+    # One process per size, so that a size does not reuse the memory of another.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for name, measured in zip(SIZES, pool.map(measure, SIZES.values()), strict=True):
             figures |= {f"pure_{name}_{what}": value for what, value in measured.items()}

@@ -1,6 +1,6 @@
-"""Our coordinator under load: a real process with its journal on disk, asked through sessions and unary calls.
+"""The coordinator under load: a real process with its journal on disk, called over sessions and with unary calls.
 
-The mix is 90 % heartbeats, 9 % shard acks, each durable before its answer, and 1 % others. A refusal ends the run.
+The mix is 90 % heartbeats, 9 % shard acks, each durable before its answer, and 1 % other calls. An error ends the run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CONCURRENCY = 64
 def mixed(
     workers: list[AsyncWorker], shards: dict[str, Iterator[int]], num_calls: int
 ) -> Iterator[session_pb2.Request]:
-    """Nine acks and one other in a hundred, evenly spread."""
+    """Spread nine acks and one other call evenly over every hundred calls."""
     for number in range(num_calls):
         worker = workers[number % len(workers)]
         request = session_pb2.Request(id=number + 1)
@@ -75,7 +75,7 @@ def ack(worker: AsyncWorker, index: int) -> calls_pb2.AckShardsRequest:
 
 
 async def registered(client: AsyncCoordinatorClient) -> tuple[list[AsyncWorker], dict[str, Iterator[int]]]:
-    """The workers, and for each the shards that it has not acknowledged yet."""
+    """Return the workers, each with the shards that it has not acknowledged."""
     workers = [await client.register_worker(f"worker-{i:05d}", job_id=JOB) for i in range(NUM_WORKERS)]
     await client.register_dataset(DATASET, job_id=JOB, total_samples=NUM_SHARDS, shard_size=1)
     shards = {worker.worker_id: iter([s.index for s in await worker.shards(DATASET)]) for worker in workers}
@@ -83,7 +83,7 @@ async def registered(client: AsyncCoordinatorClient) -> tuple[list[AsyncWorker],
 
 
 def session_of(number: int, requests: Iterable[session_pb2.Request]) -> list[bytes]:
-    """The frames of one session; the greeting rides on the first."""
+    """Return the frames of one session; the first includes the greeting."""
     hello = session_pb2.ClientFrame(hello=session_pb2.Hello(session_id=f"bench-{number}"))
     first, *others = framed(requests, size=FRAME_SIZE)
     return [hello.SerializeToString() + first, *others]
@@ -95,7 +95,7 @@ async def measure(
     async with AsyncCoordinatorClient(address, security=security) as client:
         workers, shards = await registered(client)
         streams = [
-            # In a thread: the workers go on beating meanwhile.
+            # In a thread, so that the workers keep sending heartbeats.
             await asyncio.to_thread(
                 session_of, number, mixed(workers[number::NUM_STREAMS], shards, num_calls // NUM_STREAMS)
             )
@@ -106,7 +106,7 @@ async def measure(
         rate = await stream_rate(address, SESSION, streams, window=WINDOW, count=count_responses, security=security)
         taken_s = time.perf_counter() - start_s
         used_s = cpu_s(server) - cpu_before_s
-        # The sessions that spoke for the workers are gone; before that counts against them, they speak for themselves.
+        # The workers' sessions are closed; heartbeats keep them alive before the lost connections count against them.
         await asyncio.gather(*(worker.heartbeat() for worker in workers))
         unary = await unary_rate(
             address,

@@ -1,7 +1,7 @@
-"""From kill -9 of the leader until its standby has carried out and answered a durable call.
+"""From kill -9 of the leader until its standby has executed and answered a durable call.
 
-Both are on one SQLite file, whose lock ends with the leader's process; with PostgreSQL the leader's lease comes on top.
-The client holds both addresses and finds the new leader by itself, as workers do.
+Both use one SQLite file, whose lock ends with the leader's process; with PostgreSQL, the leader's lease is added. The
+client has both addresses and finds the new leader itself, as workers do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def takeover_s(directory: Path) -> float:
         taken_s = time.perf_counter() - start_s
         after = client.list_workers()
         if (after.generation, len(after.workers)) != (generation, NUM_WORKERS):
-            raise RuntimeError(f"the standby knows {len(after.workers)} workers in generation {after.generation}")
+            raise RuntimeError(f"the standby has {len(after.workers)} workers in generation {after.generation}")
         return taken_s
 
 

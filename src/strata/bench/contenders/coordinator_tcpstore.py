@@ -1,6 +1,6 @@
-"""The same barrier on torch's TCPStore: 100 clients with a connection each, the last to come says go. Nothing durable.
+"""The same barrier with torch's TCPStore: 100 clients with one connection each; the last to arrive releases the others.
 
-Runs in the peers' environment, so it imports nothing of ours but the file beside it that says how to measure.
+Nothing is durable. Runs in the peers' environment, so it imports only the file next to it that defines the measurement.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def serve(port: multiprocessing.SimpleQueue[int], leave: multiprocessing.synchro
 
 
 def node(port: int, ranks: Sequence[int], wait_for_all: Callable[[], float], num_rounds: int) -> Any:
-    """A thread and a connection for each worker; TCPStore's own code waits without Python's lock."""
+    """Run one thread and one connection per worker; TCPStore waits without Python's lock."""
     stores = [_tcp_store()(HOST, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT) for _ in ranks]
     start_s = wait_for_all()
 
@@ -67,7 +67,7 @@ def main() -> None:
     if importlib.util.find_spec("torch") is None:
         print(json.dumps({"not_installed": "torch"}))
         return
-    _tcp_store()  # imported once, before the others are forked
+    _tcp_store()  # imported once, before the processes are forked
     num_rounds = 20 if "--quick" in sys.argv else 200
     context = multiprocessing.get_context("fork")
     port: multiprocessing.SimpleQueue[int] = context.SimpleQueue()

@@ -1,4 +1,4 @@
-"""The same load as in `coordinator_strata`, with TLS and a token: what safety costs."""
+"""The load of `coordinator_strata` with TLS and a token: the cost of security."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the decoder can do: pyarrow's Parquet reader in as many threads as ours, and a consumer; no loader between them.
+"""The limit of the decoder: pyarrow's Parquet reader in as many threads as Strata uses, and a consumer.
 
-Every thread has its own handles; footers were read before. Row groups are dealt to whoever is free and arrive in any
-order. Columns become tensors without a copy. The consumer touches them in batches of the size that all others deliver,
-cut within a row group with one call per column; and, for another figure, whole row groups, which is decoding and little
-else.
+Every thread has its own file handles; footers are read before. A free thread takes the next row group, so row groups
+arrive in any order. Columns become tensors without a copy. The consumer touches batches of the same size as all others
+deliver, sliced from a row group with one call per column. A second figure touches whole row groups, which is little
+more than decoding.
 
-The ceiling of a shuffle with a large buffer: row groups are collected until the buffer is full, then numpy joins and
+The limit of a shuffle with a large buffer: row groups are collected until the buffer is full, then numpy joins and
 permutes one column after the other, in two threads, while the next row groups are decoded. It holds the buffer twice.
 """
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_WAITING = 2 * NUM_WORKERS
-"""Row groups that are decoded and not yet taken."""
+"""Decoded row groups that wait for the consumer."""
 SEED = 7
 
 
 class Ceiling:
-    """Decodes files in threads, pass after pass."""
+    """Decodes files in threads, in repeated passes."""
 
     def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None = None) -> None:
         self._columns = None if columns is None else list(columns)
         self._footers = [(path, pq.read_metadata(path)) for path in paths]
 
     def row_groups(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Every row group once, as contiguous tensors."""
+        """Yield every row group once, as contiguous tensors."""
         tasks: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         num_tasks = 0
         for number, (_, footer) in enumerate(self._footers):
@@ -67,7 +67,7 @@ class Ceiling:
             _end(threads, tasks, made)
 
     def batches(self, num_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The same in batches, of which the last of each row group is smaller."""
+        """Yield the same rows in batches; the last batch of each row group is smaller."""
         for group in self.row_groups():
             parts = [torch.split(column, num_rows) for column in group.values()]
             for batch in zip(*parts, strict=True):
@@ -97,12 +97,12 @@ class Ceiling:
                 made.put(handles[number].read_row_group(group, columns=self._columns, use_threads=False))
         except queue.Empty:
             return
-        except Exception as error:  # noqa: BLE001  the consumer raises it
+        except Exception as error:  # noqa: BLE001 (the consumer raises it)
             made.put(error)
 
 
 def as_tensor(column: pa.ChunkedArray) -> torch.Tensor:
-    (chunk,) = column.chunks  # a row group's numbers are in one piece
+    (chunk,) = column.chunks  # the values of a row group are contiguous
     return from_dlpack(chunk)
 
 
@@ -128,7 +128,7 @@ def _permuted(
 
 
 def _end(threads: Sequence[threading.Thread], *queues: Any) -> None:
-    """Also when somebody has stopped in the middle: what waits to be decoded or taken is thrown away."""
+    """Stop the threads and drop queued row groups, even in the middle of a pass."""
     for thread in threads:
         while thread.is_alive():
             for each in queues:

@@ -1,10 +1,10 @@
-"""Who takes the batches, the same for everybody: a consumer that touches every column and knows every id.
+"""The consumer of batches, the same for every contender: it touches every column and checks every id.
 
-Touching is reading one element of each column, which must be a contiguous tensor with as many rows as the batch has
-ids; and summing all ids and their squares, which must come out right at the end of a pass. So nobody is fast by leaving
-something out, and little of what is measured is the consumer itself.
+It reads one element of each column, which must be a contiguous tensor with as many rows as the batch has ids. It sums
+all ids and their squares, which must be exact at the end of a pass. So no contender is fast because it leaves out work,
+and the consumer itself takes little of the measured time.
 
-The peers' environment loads this file too, so it imports nothing of ours but the file that makes the data.
+Peers load this file in their own environment, so it imports only the file that generates the data.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ WARM_BYTES = 16 << 20
 
 
 def setting(name: str, default: int, *, quick: int | None = None) -> int:
-    """What `strata bench --set` or the environment says; a size that is named holds for a quick run, too."""
-    said = os.environ.get(f"STRATA_BENCH_{name}")
-    if said:
-        return int(said)
+    """Return a setting from `strata bench --set` or the environment; a given size also applies to a quick run."""
+    value = os.environ.get(f"STRATA_BENCH_{name}")
+    if value:
+        return int(value)
     return quick if quick is not None and is_quick() else default
 
 
@@ -64,7 +64,7 @@ def batch_size() -> int:
 
 
 class Consumer:
-    """Takes the batches of one pass."""
+    """Consumes the batches of one pass."""
 
     def __init__(self, num_columns: int) -> None:
         self._num_columns = num_columns
@@ -73,19 +73,20 @@ class Consumer:
         self._id_squares = 0
 
     def touch(self, batch: Mapping[str, Any]) -> None:
-        """
+        """Touch a batch.
+
         Raises:
-            ValueError: It is not what a training could use.
+            ValueError: A training could not use the batch.
         """
         ids = batch["id"]
         num_rows, num_columns = ids.shape[0], 0
         for name, column in batch.items():
             if column.shape[0] != num_rows or not column.is_contiguous():
                 raise ValueError(
-                    f"column {name!r} has shape {tuple(column.shape)} in a batch of {num_rows} ids, or gaps"
+                    f"column {name!r} has shape {tuple(column.shape)} in a batch of {num_rows} ids, or gaps in memory"
                 )
             last = column[-1]
-            if last.ndim:  # several columns in one
+            if last.ndim:  # several columns in one tensor
                 num_columns += last.shape[0]
                 last = last.sum()
             else:
@@ -95,25 +96,26 @@ class Consumer:
             raise ValueError(f"a batch has {num_columns} columns, not {self._num_columns}")
         self._num_rows += num_rows
         self._id_sum += int(ids.sum())
-        self._id_squares += int(torch.dot(ids, ids))  # wraps around, as the sum of the squares is meant to
+        self._id_squares += int(torch.dot(ids, ids))  # wraps around on purpose
 
     def verify(self, expected: Checksum) -> None:
-        """
+        """Check the checksum of the pass.
+
         Raises:
-            ValueError: Not every row came exactly once, so a time says nothing.
+            ValueError: Not every row came exactly once, so the time is meaningless.
         """
         found = (self._num_rows, self._id_sum, self._id_squares % 2**64)
-        wanted = (expected.num_rows, expected.id_sum, expected.id_squares)
-        if found != wanted:
+        sums = (expected.num_rows, expected.id_sum, expected.id_squares)
+        if found != sums:
             raise ValueError(
-                f"rows, sum of ids and sum of squares are {found}, not {wanted}: rows were lost, repeated or changed"
+                f"rows, sum of ids and sum of squares are {found}, not {sums}: rows were lost, repeated or changed"
             )
 
 
 def pass_s(
     batches: Callable[[], Iterable[Mapping[str, Any]]], files: Files, *, num_columns: int | None = None
 ) -> float:
-    """How long one pass takes, from asking for the first batch to the end; every row is accounted for."""
+    """Return the time of one pass, from the request of the first batch to the end; every row is verified."""
     consumer = Consumer(num_columns or files.num_columns)
     start = time.perf_counter()
     for batch in batches():
@@ -126,14 +128,14 @@ def pass_s(
 def rows_per_s(
     batches: Callable[[], Iterable[Mapping[str, Any]]], files: Files, *, num_columns: int | None = None
 ) -> float:
-    """The median of a few passes, after one that does not count."""
+    """Return the throughput of the median pass after a warm-up pass."""
     taken = [pass_s(batches, files, num_columns=num_columns) for _ in range(REPETITIONS + 1)]
     return files.num_rows / statistics.median(taken[1:])
 
 
 def rows_per_s_once(batches: Callable[[], Iterable[Mapping[str, Any]]], files: Files) -> float:
-    """Of one pass, for those whose passes take long. It counts from the first batch on: that worker processes take
-    their time to start would not matter in a pass as long as those of others.
+    """Return the throughput of one pass, for contenders whose passes take long. It counts from the first batch, because
+    the start of worker processes would not matter in a longer pass.
     """
     consumer = Consumer(files.num_columns)
     start = time.perf_counter()
@@ -144,13 +146,13 @@ def rows_per_s_once(batches: Callable[[], Iterable[Mapping[str, Any]]], files: F
             first_rows, first_s = batch["id"].shape[0], time.perf_counter()
     end = time.perf_counter()
     consumer.verify(files.checksum)
-    if first_rows == files.num_rows:  # there was but one
+    if first_rows == files.num_rows:  # there was only one batch
         return files.num_rows / (end - start)
     return (files.num_rows - first_rows) / (end - first_s)
 
 
 def warm(*places: Path) -> None:
-    """Reads files, or all in a directory, once: what is timed afterwards comes from memory, not from the disk."""
+    """Read files, or all files of a directory, once, so that they come from the page cache afterwards."""
     for place in places:
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.is_file():
@@ -160,7 +162,7 @@ def warm(*places: Path) -> None:
 
 
 def pss_mb() -> float:
-    """Memory of this process and of those that it started, shared pages in equal parts."""
+    """Return the memory of this process and its descendants; shared pages are divided among them."""
     total_kb, left = 0, [str(os.getpid())]
     while left:
         process = Path("/proc", left.pop())
@@ -172,7 +174,9 @@ def pss_mb() -> float:
 
 
 class PeakPss:
-    """The most memory while it is open. A look takes tens of milliseconds, so nothing is timed meanwhile."""
+    """Measures the peak memory while it is open. A sample takes tens of milliseconds, so do not time anything
+    meanwhile.
+    """
 
     def __init__(self, *, interval_s: float = PSS_INTERVAL_S) -> None:
         self.peak_mb = 0.0

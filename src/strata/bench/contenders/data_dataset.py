@@ -1,4 +1,4 @@
-"""Not a contender: makes every dataset of the benchmark, once, before anybody is measured; the next run finds them."""
+"""Not a contender: generates every dataset of the benchmark before anything is measured; later runs reuse them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
     data_strata_start.ten_thousand()
     data_strata_growth.small()
     data_strata_growth.large()
-    os.sync()  # so that nobody who is measured next waits for a disk that still writes
+    os.sync()  # so that the next contender does not wait for the disk
     size_bytes = sum(path.stat().st_size for path in files.paths)
     print(json.dumps({"figures": {"dataset_mb": size_bytes / 1e6}}))
 

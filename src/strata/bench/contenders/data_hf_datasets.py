@@ -1,9 +1,8 @@
-"""HF datasets with torch format, in the two ways that are its fastest. Runs in the peers' environment; imports nothing
-of ours.
+"""HF datasets with torch format, in its two fastest ways. Runs in the peers' environment without Strata.
 
 Two workers of torch's DataLoader take whole batches (`batch`) from an iterable dataset: one that streams the Parquet
-files, and one over its own Arrow copy of them, which was made before and is mapped into memory. The better one counts.
-(Its map-style dataset in a DataLoader, and `iter` in the consumer's process, were slower when we chose.)
+files, and one over an Arrow copy of them, which is written before and memory-mapped. The better one counts. Its
+map-style dataset in a DataLoader, and `iter` in the consumer's process, were slower when we chose.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parent))
 NUM_FILES = 2
-"""Of 8, since a pass over all would take long."""
+"""Files read of the 8, because a pass over all would take long."""
 NUM_SHARDS = 8
 
 
@@ -44,11 +43,11 @@ def measure(datasets: Any) -> dict[str, float]:
         batches = dataset.with_format("torch").batch(common.batch_size())
         return torch_data.DataLoader(batches, batch_size=None, num_workers=common.NUM_WORKERS)
 
-    def kept_place(place: Path) -> None:
-        datasets.load_dataset("parquet", data_files=paths, split="train").save_to_disk(place)
+    def write_copy(directory: Path) -> None:
+        datasets.load_dataset("parquet", data_files=paths, split="train").save_to_disk(directory)
 
     name = f"hf-{metadata.version('datasets')}-{common.num_rows()}-files-{NUM_FILES}"
-    copy = common.data_files.kept(name, kept_place)
+    copy = common.data_files.kept(name, write_copy)
     common.warm(Path(copy), *files.paths)
     arrow = datasets.load_from_disk(copy)
     streaming = loader_of(datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True))

@@ -1,8 +1,8 @@
-"""LitData, from its own format. Runs in the peers' environment; imports nothing of ours.
+"""LitData with its own format. Runs in the peers' environment without Strata.
 
-Its `optimize` has written the rows before, outside the timing. A sample is a row, as in its documentation; the dense
-and the categorical columns of a row are one array each. Its own loader reads them, with two workers and with none; the
-better one counts. (Its Parquet loader makes a Python dict of every row, and needs polars.)
+`optimize` writes the rows before, outside the timing. A sample is a row, as in its documentation; the dense and the
+categorical columns of a row are one array each. Its own loader reads them, with two workers and with none; the better
+one counts. Its Parquet loader makes a Python dict of every row and needs polars.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 sys.path.append(str(Path(__file__).parent))
 NUM_FILES = 1
-"""Of 8, since every row is a sample of its own."""
+"""Files read of the 8, because every row is a sample."""
 CHUNK_BYTES = "64MB"
 
 
 def rows_of(path: str) -> Iterator[dict[str, Any]]:
-    """Those of one Parquet file; `optimize` calls it in a process of its own."""
+    """Yield the rows of one Parquet file; `optimize` calls it in another process."""
     np, pq = importlib.import_module("numpy"), importlib.import_module("pyarrow.parquet")
     data_files = importlib.import_module("data_consumer").data_files
     file = pq.ParquetFile(path)
@@ -55,16 +55,16 @@ def main() -> None:
     common = importlib.import_module("data_consumer")
     files = common.data_files.table_again(common.num_rows(), NUM_FILES)
 
-    def optimize(place: Path) -> None:
+    def optimize(target: Path) -> None:
         inputs = [str(path) for path in files.paths]
-        litdata.optimize(rows_of, inputs, output_dir=str(place), chunk_bytes=CHUNK_BYTES, num_workers=1, verbose=False)
+        litdata.optimize(rows_of, inputs, output_dir=str(target), chunk_bytes=CHUNK_BYTES, num_workers=1, verbose=False)
 
     name = f"litdata-{metadata.version('litdata')}-{common.num_rows()}-files-{NUM_FILES}"
-    place = str(common.data_files.kept(name, optimize))
-    common.warm(Path(place))
+    directory = str(common.data_files.kept(name, optimize))
+    common.warm(Path(directory))
 
     def measure(num_workers: int) -> float:
-        dataset = litdata.StreamingDataset(place)
+        dataset = litdata.StreamingDataset(directory)
         loader = litdata.StreamingDataLoader(dataset, batch_size=common.batch_size(), num_workers=num_workers)
         found: float = common.rows_per_s_once(lambda: loader, files)
         return found

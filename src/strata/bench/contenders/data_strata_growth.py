@@ -1,5 +1,7 @@
-"""Ours: whether more data makes rows slower or takes more memory. The same files, linked so often that there are 50
-times as many rows; the small dataset is read again and again. Memory is looked at in passes of its own.
+"""Strata: whether more data lowers the throughput or needs more memory.
+
+The large dataset has links to the same files, 50 times as many rows; the small one is read repeatedly. Memory is
+measured in separate passes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def large() -> Files:
 
 
 def measure(files: Files, *, num_passes: int) -> tuple[float, float]:
-    """Rows per second and the most memory; the first of these passes is that for memory, and warms up."""
+    """Return throughput and peak memory; the pass for memory comes first and is the warm-up."""
     loader, dataset = loader_of(files)
     try:
         with PeakPss(interval_s=PSS_INTERVAL_S) as peak:

@@ -1,7 +1,7 @@
-"""Ours: how soon the first batch is there, of few and of many files; how long planning takes; and resuming.
+"""Strata: time to the first batch with few and many files, time to plan, and time to resume.
 
-Everything is imported before, and nothing else has run before: what is made at first use is in the first figure.
-Nothing is remembered of the files either, except where said. Batches are compared with those that they should be.
+Everything is imported before, and nothing else has run, so the first figure includes what is created on first use. The
+cache of file metadata is cold except where stated. Batches are compared with the expected ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import strata.data.torch  # noqa: F401  else imported at first use
+import strata.data.torch  # noqa: F401 (otherwise imported on first use)
 from strata.bench.contenders.data_consumer import batch_size, num_rows, num_small_files
 from strata.bench.contenders.data_strata import loader_of
 from strata.bench.data_files import ID, many, table
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from strata.bench.data_files import Files
 
 ROWS_EACH = 1_000
-"""In each of the thousand files."""
+"""Rows in each of the 1,000 files."""
 FEW_ROWS_EACH = 64
-"""In each of the ten thousand, whose rows nobody reads."""
+"""Rows in each of the 10,000 files, which are planned but not read."""
 SHARES = (0.1, 0.5, 0.9)
-"""Of an epoch, after which a state is saved."""
+"""Shares of an epoch after which a state is saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A state, and the ids of the batch that comes after it."""
+    """A state, and the ids of the batch that follows it."""
 
     state: dict[str, Any]
     ids: torch.Tensor
@@ -53,7 +53,7 @@ def ten_thousand() -> Files:
 
 @contextlib.contextmanager
 def nothing_remembered() -> Iterator[None]:
-    """Of what files say of themselves; what is found meanwhile is remembered until the end."""
+    """Use an empty cache of file metadata inside the block."""
     before = os.environ.get(DIRECTORY_VARIABLE)
     with tempfile.TemporaryDirectory() as directory:
         os.environ[DIRECTORY_VARIABLE] = directory
@@ -66,21 +66,21 @@ def nothing_remembered() -> Iterator[None]:
 
 
 def first_batch_s(files: Files, expected: torch.Tensor | None, state: Any = None, **arguments: Any) -> float:
-    """From the call of the constructor until the first batch is there.
+    """Return the time from the call of the constructor to the first batch.
 
     Raises:
-        ValueError: It is another batch than the one that is expected.
+        ValueError: It is not the expected batch.
     """
     start = time.perf_counter()
     loader, dataset = loader_of(files, **arguments)
     try:
         if state is not None:
             loader.load_state_dict(state)
-        batches = iter(loader)  # kept: to let go of it is to wait for its threads
+        batches = iter(loader)  # kept, because releasing it waits for its threads
         batch = next(batches)
         taken_s = time.perf_counter() - start
         if expected is not None and not torch.equal(batch[ID], expected):
-            raise ValueError(f"the first batch begins with ids {batch[ID][:5].tolist()}, not {expected[:5].tolist()}")
+            raise ValueError(f"the first batch starts with ids {batch[ID][:5].tolist()}, not {expected[:5].tolist()}")
         return taken_s
     finally:
         dataset.close()
@@ -92,12 +92,12 @@ def planning_s(files: Files) -> float:
     taken_s = time.perf_counter() - start
     dataset.close()
     if dataset.plan.num_rows != files.num_rows:
-        raise ValueError(f"{dataset.plan.num_rows} rows are planned, not {files.num_rows}")
+        raise ValueError(f"the plan has {dataset.plan.num_rows} rows, not {files.num_rows}")
     return taken_s
 
 
 def saved_states(files: Files, **arguments: Any) -> list[Saved]:
-    """An epoch read to its end, with a state at each share of it."""
+    """Read an epoch to its end and return a state at each share of it."""
     loader, dataset = loader_of(files, **arguments)
     places = {max(1, int(share * len(loader))) for share in SHARES}
     found, state = [], None
@@ -109,12 +109,12 @@ def saved_states(files: Files, **arguments: Any) -> list[Saved]:
     finally:
         dataset.close()
     if len(found) != len(places) or not found:
-        raise ValueError(f"{len(loader)} batches are too few to stop at {SHARES} of them; give more rows")
+        raise ValueError(f"{len(loader)} batches are too few to stop at {SHARES} of them; use more rows")
     return found
 
 
 def resuming_s(files: Files, **arguments: Any) -> float:
-    """The longest, over the places; nothing is remembered of the files, so they are planned anew each time."""
+    """Return the longest time to resume over the positions; the cache is cold, so each resume plans again."""
     taken_s = []
     for saved in saved_states(files, **arguments):
         with nothing_remembered():
@@ -123,7 +123,7 @@ def resuming_s(files: Files, **arguments: Any) -> float:
 
 
 def in_order(num_rows: int, rows_each: int) -> torch.Tensor:
-    """The ids of the first rows, if each file counts from 0 to `rows_each`."""
+    """Return the ids of the first rows, if each file counts from 0 to `rows_each`."""
     return torch.arange(min(batch_size(), num_rows)) % rows_each
 
 

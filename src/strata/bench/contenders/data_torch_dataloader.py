@@ -1,7 +1,7 @@
-"""What one writes by hand: torch's DataLoader over pyarrow. Runs in the peers' environment; imports nothing of ours.
+"""A loader as users write it: torch's DataLoader over pyarrow. Runs in the peers' environment without Strata.
 
-Row groups are dealt to two worker processes, which decode them, cut them into batches and send dicts of tensors; or, as
-another figure, there are no workers, and pyarrow's own threads decode in the consumer's process. The better one counts.
+Two worker processes share the row groups, decode them, slice them into batches and send dicts of tensors. A second
+figure has no workers: pyarrow's threads decode in the consumer's process. The better one counts.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 sys.path.append(str(Path(__file__).parent))
 FILES_WITH_WORKERS = 2
-"""Of 8: what goes through the workers' queue is slow."""
+"""Files read of the 8, because the queue of the workers is slow."""
 
 
 class RowGroups:
-    """What an IterableDataset would do, without needing torch where this file is read."""
+    """The body of an IterableDataset, defined without importing torch."""
 
     def __init__(self, paths: Sequence[Path], num_rows: int) -> None:
         self._paths = list(paths)
         self._num_rows = num_rows
 
     def batches(self, first: int, step: int, *, use_threads: bool) -> Iterator[dict[str, Any]]:
-        """Those of every `step`-th row group."""
+        """Yield the batches of every `step`-th row group."""
         pq, torch = importlib.import_module("pyarrow.parquet"), importlib.import_module("torch")
         number = 0
         for path in self._paths:

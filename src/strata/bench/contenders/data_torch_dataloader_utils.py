@@ -1,7 +1,7 @@
-"""torch-dataloader-utils, told what ours is told. Runs in the peers' environment; imports nothing of ours.
+"""torch-dataloader-utils with the same settings as Strata. Runs in the peers' environment without Strata.
 
-With two worker processes, as many as ours has threads; and with none, where pyarrow's own threads decode and the
-consumer's process does the rest.
+Measured with two worker processes, as many as Strata has decode threads, and with none, where pyarrow's threads decode
+and the consumer's process does the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))
 NAME = "torch-dataloader-utils"
 FILES_WITH_WORKERS = 2
-"""Of 8: with worker processes a pass over all would take half a minute."""
+"""Files read of the 8, because with worker processes a pass over all would take half a minute."""
 
 
 def main() -> None:

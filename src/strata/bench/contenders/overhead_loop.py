@@ -1,8 +1,8 @@
-"""The loop whose time is measured: bare|strata BATCH_SIZE SAVE_EVERY SOCKET.
+"""The measured training loop: bare|strata BATCH_SIZE SAVE_EVERY SOCKET.
 
-Over the socket it is told when to train for a turn, and tells how long that took; see `overhead_strata`. The first
-save is made before that: with it come a process and its memory, once in a run. Later ones are in the middle of a turn,
-so that what is written in the background is written while this loop trains.
+Over the socket it receives the command to train for a turn and reports how long the turn took; see `overhead_strata`.
+The first save happens before, because it starts a process and allocates its memory. Later saves are in the middle of a
+turn, so that the background write overlaps with training.
 """
 
 import json
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import torch  # noqa: F401  # read by `strata run`, which imports it ahead
+import torch  # noqa: F401  # `strata run` reads this import and preloads it
 
 import strata
 from strata.bench.contenders.overhead_model import Training
@@ -21,14 +21,14 @@ TURNS_A_SAVE = 5
 
 
 class Turns:
-    """This loop's end of the socket."""
+    """The loop's end of the socket."""
 
     def __init__(self, path: str) -> None:
         self._link = socket.socket(socket.AF_UNIX)
         self._link.connect(path)
 
-    def tell(self, **said: Any) -> None:
-        self._link.sendall(json.dumps(said).encode() + b"\n")
+    def report(self, **values: Any) -> None:
+        self._link.sendall(json.dumps(values).encode() + b"\n")
 
     def __iter__(self) -> Iterator[None]:
         while self._link.recv(1):
@@ -40,14 +40,14 @@ def bare(training: Training, save_every: int, turns: Turns) -> None:
     number = save_every + num_steps // 2
     for before in range(number):
         training.step(before)
-    turns.tell(kind="bare")
+    turns.report(kind="bare")
     for _ in turns:
         began_s, cpu_began_s = time.perf_counter(), time.thread_time()
         for _ in range(num_steps):
             training.step(number)
             number += 1
-        turns.tell(turn_s=time.perf_counter() - began_s, cpu_s=time.thread_time() - cpu_began_s)
-    turns.tell(digest=training.digest())
+        turns.report(turn_s=time.perf_counter() - began_s, cpu_s=time.thread_time() - cpu_began_s)
+    turns.report(digest=training.digest())
 
 
 def with_runtime(training: Training, save_every: int, turns: Turns) -> None:
@@ -60,7 +60,7 @@ def with_runtime(training: Training, save_every: int, turns: Turns) -> None:
         loss = training.step(before)
         ctx.report(step=before + 1, loss=loss)
         ctx.maybe_checkpoint(state)
-    turns.tell(kind="strata")
+    turns.report(kind="strata")
     report_s: list[float] = []
     idle_s: list[float] = []
     stall_s: list[float] = []
@@ -77,8 +77,8 @@ def with_runtime(training: Training, save_every: int, turns: Turns) -> None:
             (idle_s if save is None else stall_s).append(time.perf_counter() - reported_s)
             report_s.append(reported_s - at_s)
         turn_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_began_s
-        turns.tell(turn_s=turn_s, cpu_s=cpu_s, has_saved=len(stall_s) > num_saves)
-    turns.tell(digest=training.digest(), report_s=report_s, idle_s=idle_s, stall_s=stall_s)
+        turns.report(turn_s=turn_s, cpu_s=cpu_s, has_saved=len(stall_s) > num_saves)
+    turns.report(digest=training.digest(), report_s=report_s, idle_s=idle_s, stall_s=stall_s)
     ctx.close()
 
 

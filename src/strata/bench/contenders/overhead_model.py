@@ -1,4 +1,4 @@
-"""What the loops of the overhead benchmark train, and how its batch is chosen. Imports nothing of ours."""
+"""The model that the loops of the overhead benchmark train, and its batch size. Does not import Strata."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Training:
         self.model = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, 1))
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self._features = torch.randn(NUM_BATCHES, batch_size, WIDTH)
-        self._wanted = self._features.sum(2).tanh()
+        self._targets = self._features.sum(2).tanh()
 
     def step(self, number: int) -> float:
-        features, wanted = self._features[number % NUM_BATCHES], self._wanted[number % NUM_BATCHES]
-        loss = torch.nn.functional.mse_loss(self.model(features).squeeze(1), wanted)
+        features, targets = self._features[number % NUM_BATCHES], self._targets[number % NUM_BATCHES]
+        loss = torch.nn.functional.mse_loss(self.model(features).squeeze(1), targets)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # so it is in torch
+        loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self.optimizer.step()
         return loss.item()
 
@@ -44,9 +44,9 @@ class Training:
 
 
 def fitting_batch_size() -> int:
-    """With which a step takes about 20 ms of a core here, whatever else the machine does meanwhile.
+    """Return the batch size with which a step takes about 20 ms of CPU time on this machine.
 
-    For a process with the environment of the loops: how memory is kept makes half of the difference.
+    Call it in a process with the environment of the loops: the settings of malloc make half of the difference.
     """
     batch_size = _FIRST_BATCH_SIZE
     for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Ours: from `strata run` to the first step of a small script."""
+"""Strata: from `strata run` to the first step of a small script."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TIMEOUT_S = 120.0
 
 
 def first_step_s(module: str, *options: str) -> float:
-    """From a command to the first step of the script that it starts.
+    """Return the time from a command to the first step of the script that it starts.
 
     Raises:
-        RuntimeError: It made none.
+        RuntimeError: The script made no step.
     """
     with tempfile.TemporaryDirectory(prefix="strata-bench-") as name:
         out = Path(name) / "out"

@@ -1,4 +1,4 @@
-"""A script as users of torchrun have it, with one step: OUT. Imports nothing of ours. Rank 0 tells when it was made."""
+"""A script for torchrun with one step: OUT. Does not import Strata. Rank 0 writes the time of the step to OUT."""
 
 import sys
 import time

@@ -1,10 +1,11 @@
-"""Ours: the same loop with the runtime, and bare twice. Fresh processes take turns of a few steps, so that a machine
-that slows down slows all of them down; what counts is the ratio of turns that follow each other. One turn of five has a
-save in it; the median is taken of those and of the others, for one of all would not know of them.
+"""Strata: the same loop with the runtime and twice without it (plain).
 
-No two processes are equally fast, if only for where their memory lies. So there are two bare ones, started before and
-after ours, which stands against the mean of them. How far they are apart is told as well: a difference of that size
-means nothing.
+Fresh processes alternate every few steps, so that a machine that slows down affects all of them; the figure is the
+ratio of turns that follow each other. One turn in five contains a save. Turns with and without a save have separate
+medians, because a common median would ignore the saves.
+
+No two processes are equally fast, for example because of where their memory lies. So there are two plain loops, started
+before and after Strata's, which is compared with their mean. Their difference is reported as noise.
 """
 
 from __future__ import annotations
@@ -38,58 +39,58 @@ SAME_FOR_BOTH = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
-"""The C library learns to keep memory when a process frees something large. One that has saved a checkpoint has done
-so, and would train faster than the bare loop.
+"""malloc learns to keep memory when a process frees something large. A process that has saved a checkpoint has done so,
+and would train faster than the plain loop.
 """
 RUN = ("-m", "strata.cli", "run", "--quiet", "--workers", "1")
 
 
 class Loop:
-    """A process that trains when it is told to."""
+    """A process that trains on command."""
 
-    def __init__(self, kind: str, batch_size: int, save_every: int, place: Path) -> None:
-        place.mkdir()
-        self._said = place / "said.txt"
-        path = place / "sock"
+    def __init__(self, kind: str, batch_size: int, save_every: int, directory: Path) -> None:
+        directory.mkdir()
+        self._output = directory / "output.txt"
+        path = directory / "sock"
         script = [overhead_loop.__file__, kind, str(batch_size), str(save_every), str(path)]
-        with socket.socket(socket.AF_UNIX) as door, self._said.open("wb") as said:
-            door.bind(str(path))
-            door.listen()
-            door.settimeout(TIMEOUT_S)
+        with socket.socket(socket.AF_UNIX) as listener, self._output.open("wb") as output:
+            listener.bind(str(path))
+            listener.listen()
+            listener.settimeout(TIMEOUT_S)
             self._process = subprocess.Popen(
                 [sys.executable, *(RUN if kind == "strata" else ()), *script],
-                cwd=place,
-                env={**os.environ, **SAME_FOR_BOTH, DIRECTORY_VARIABLE: str(place / "runs")},
-                stdout=said,
-                stderr=said,
-                start_new_session=True,  # as workers have; Linux shares a busy machine out among sessions
+                cwd=directory,
+                env={**os.environ, **SAME_FOR_BOTH, DIRECTORY_VARIABLE: str(directory / "runs")},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # like workers; Linux divides a busy machine among sessions
             )
             try:
-                self._link, _ = door.accept()
+                self._link, _ = listener.accept()
             except BaseException:
                 self.end()
                 raise
         self._link.settimeout(TIMEOUT_S)
         self._lines = self._link.makefile("rb")
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         line = self._lines.readline()
         if not line:
-            raise RuntimeError(f"the loop has ended:\n{self._said.read_text(errors='replace')[-2000:]}")
-        said: dict[str, Any] = json.loads(line)
-        return said
+            raise RuntimeError(f"the loop ended:\n{self._output.read_text(errors='replace')[-2000:]}")
+        report: dict[str, Any] = json.loads(line)
+        return report
 
     def turn(self) -> dict[str, Any]:
-        """Lets it train for a turn."""
+        """Train for one turn."""
         self._link.sendall(b".")
-        return self.hear()
+        return self.receive()
 
-    def last_words(self) -> dict[str, Any]:
+    def final_report(self) -> dict[str, Any]:
         self._link.shutdown(socket.SHUT_WR)
-        said = self.hear()
+        report = self.receive()
         if self._process.wait(TIMEOUT_S) != 0:
-            raise RuntimeError(f"the loop failed:\n{self._said.read_text(errors='replace')[-2000:]}")
-        return said
+            raise RuntimeError(f"the loop failed:\n{self._output.read_text(errors='replace')[-2000:]}")
+        return report
 
     def end(self) -> None:
         if self._process.poll() is None:
@@ -113,24 +114,24 @@ def main() -> None:
     batch_size = QUICK_BATCH_SIZE if is_quick else fitting_batch_size()
     turns: list[Turn] = []
     with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-")))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-")))
         one, ours, two = loops = [
-            stack.enter_context(Loop(kind, batch_size, save_every, place / str(number)))
+            stack.enter_context(Loop(kind, batch_size, save_every, directory / str(number)))
             for number, kind in enumerate(("bare", "strata", "bare"))
         ]
         for loop in loops:
-            loop.hear()  # it is warm
+            loop.receive()  # the loop is warm
         for number in range(num_saves * TURNS_A_SAVE):
             first = number % len(loops)
-            said = {loop: loop.turn() for loop in (*loops[first:], *loops[:first])}
-            turns.append(Turn(said[ours], (said[one], said[two])))
-        told, plain = ours.last_words(), (one.last_words(), two.last_words())
-    if {told["digest"]} != {each["digest"] for each in plain}:
-        raise RuntimeError("the loops ended with other weights")
+            reports = {loop: loop.turn() for loop in (*loops[first:], *loops[:first])}
+            turns.append(Turn(reports[ours], (reports[one], reports[two])))
+        final, plain = ours.final_report(), (one.final_report(), two.final_report())
+    if {final["digest"]} != {each["digest"] for each in plain}:
+        raise RuntimeError("the loops ended with different weights")
     num_steps = save_every // TURNS_A_SAVE
     bare_s = statistics.median(turn.bare_mean("turn_s") for turn in turns)
     ratio = over_bare(turns, "turn_s")
-    in_calls_s = sum(map(sum, (told["report_s"], told["idle_s"], told["stall_s"])))
+    in_calls_s = sum(map(sum, (final["report_s"], final["idle_s"], final["stall_s"])))
     figures = {
         "overhead_fraction": ratio - 1.0,
         "overhead_cpu_fraction": over_bare(turns, "cpu_s") - 1.0,
@@ -138,22 +139,22 @@ def main() -> None:
         "in_calls_fraction": in_calls_s / sum(turn.ours["turn_s"] for turn in turns),
         "step_ms": bare_s * ratio / num_steps * 1e3,
         "bare_step_ms": bare_s / num_steps * 1e3,
-        "report_us": statistics.median(told["report_s"]) * 1e6,
-        "maybe_checkpoint_us": statistics.median(told["idle_s"]) * 1e6,
-        "save_stall_ms": statistics.median(told["stall_s"]) * 1e3,
+        "report_us": statistics.median(final["report_s"]) * 1e6,
+        "maybe_checkpoint_us": statistics.median(final["idle_s"]) * 1e6,
+        "save_stall_ms": statistics.median(final["stall_s"]) * 1e3,
     }
     print(json.dumps({"figures": figures}))
 
 
 def fitting_batch_size() -> int:
-    """As `overhead_model` finds it, in a process like those of the loops."""
+    """Return the batch size of `overhead_model`, found in a process like those of the loops."""
     command = [sys.executable, overhead_model.__file__]
     variables = {**os.environ, **SAME_FOR_BOTH}
     return int(subprocess.run(command, env=variables, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=True).stdout)
 
 
 class Turn(NamedTuple):
-    """What the loops told of the same steps."""
+    """The times that the loops reported for the same steps."""
 
     ours: Mapping[str, Any]
     bare: tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -163,7 +164,7 @@ class Turn(NamedTuple):
 
 
 def over_bare(turns: Sequence[Turn], what: str) -> float:
-    """Ours over the bare loops'."""
+    """Return Strata's time divided by the plain loops' mean."""
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for turn in turns:
         ratios[bool(turn.ours["has_saved"])].append(turn.ours[what] / turn.bare_mean(what))

@@ -1,4 +1,4 @@
-"""The job as a script for `strata run`: DATA DIARY STEPS."""
+"""The job as a script for `strata run`: DATA LOG STEPS."""
 
 import sys
 
@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import strata
-from strata.bench.contenders.recovery_model import BATCH_SIZE, SAVE_EVERY, Diary, network, train_step
+from strata.bench.contenders.recovery_model import BATCH_SIZE, SAVE_EVERY, StepLog, network, train_step
 
 if __name__ == "__main__":
-    data, place, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    diary = Diary(place)
+    data, directory, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    step_log = StepLog(directory)
     ctx = strata.init(every=SAVE_EVERY)
     dist.init_process_group("gloo")
     model = network()
@@ -26,6 +26,6 @@ if __name__ == "__main__":
             step += 1
             ctx.report(step=step, loss=loss)
             ctx.maybe_checkpoint({"model": model, "optimizer": optimizer})
-            diary.step(step)
+            step_log.step(step)
             if step == num_steps:
                 sys.exit(0)

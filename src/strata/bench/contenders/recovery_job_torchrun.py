@@ -1,4 +1,4 @@
-"""The same job as torchrun's users write it: DIARY STEPS. Rank 0 saves with torch.save, all load it when they begin."""
+"""The same job for torchrun: LOG STEPS. Rank 0 saves with torch.save; all ranks load it at the start."""
 
 import sys
 from pathlib import Path
@@ -8,18 +8,18 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from strata.bench.contenders.recovery_model import BATCH_SIZE, SAVE_EVERY, Diary, network, rows, train_step
+from strata.bench.contenders.recovery_model import BATCH_SIZE, SAVE_EVERY, StepLog, network, rows, train_step
 
 if __name__ == "__main__":
-    place, num_steps = sys.argv[1], int(sys.argv[2])
-    diary = Diary(place)
+    directory, num_steps = sys.argv[1], int(sys.argv[2])
+    step_log = StepLog(directory)
     dist.init_process_group("gloo")
     model = network()
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters())
     dataset = TensorDataset(*rows())
     sampler: DistributedSampler[object] = DistributedSampler(dataset)
-    saved = Path(place) / "model.pt"
+    saved = Path(directory) / "model.pt"
     epoch = position = step = 0
     if saved.exists():
         state = torch.load(saved)
@@ -28,16 +28,16 @@ if __name__ == "__main__":
         epoch, position, step = state["epoch"], state["position"], state["step"]
     while True:
         sampler.set_epoch(epoch)
-        for number, (features, wanted) in enumerate(DataLoader(dataset, BATCH_SIZE, sampler=sampler)):
+        for number, (features, targets) in enumerate(DataLoader(dataset, BATCH_SIZE, sampler=sampler)):
             if number < position:
                 continue
-            train_step(parallel, optimizer, features, wanted)
+            train_step(parallel, optimizer, features, targets)
             step += 1
             if step % SAVE_EVERY == 0 and dist.get_rank() == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save({**state, "epoch": epoch, "position": number + 1, "step": step}, saved.with_suffix(".new"))
                 saved.with_suffix(".new").replace(saved)
-            diary.step(step)
+            step_log.step(step)
             if step == num_steps:
                 sys.exit(0)
         epoch, position = epoch + 1, 0

@@ -1,6 +1,6 @@
-"""What both jobs of the recovery benchmark train, and how they tell of it. Imports nothing of ours: peers use it too.
+"""The model that the jobs of the recovery benchmark train, and the log of their steps. Does not import Strata.
 
-Every rank appends lines to a file of its own: `pid N` when it begins, `step N TIME` after each step.
+Every rank appends lines to its own file: `pid N` at the start, `step N TIME` after each step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NUM_FEATURES = 16
 BATCH_SIZE = 64
 SAVE_EVERY = 10
 STEP_S = 0.02
-"""A step is filled up to this."""
+"""Every step is padded to this duration."""
 
 
-class Diary:
-    """What a rank tells of itself."""
+class StepLog:
+    """The step log of one rank."""
 
     def __init__(self, directory: str) -> None:
         self._file = (Path(directory) / f"rank-{os.environ['RANK']}").open("a", buffering=1)
@@ -52,10 +52,10 @@ def network() -> torch.nn.Module:
 
 
 def train_step(
-    parallel: DistributedDataParallel, optimizer: torch.optim.Optimizer, features: torch.Tensor, wanted: torch.Tensor
+    parallel: DistributedDataParallel, optimizer: torch.optim.Optimizer, features: torch.Tensor, targets: torch.Tensor
 ) -> float:
     optimizer.zero_grad()
-    loss = torch.nn.functional.mse_loss(parallel(features).squeeze(1), wanted)
-    loss.backward()  # type: ignore[no-untyped-call]  # so it is in torch
+    loss = torch.nn.functional.mse_loss(parallel(features).squeeze(1), targets)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it
     optimizer.step()
     return loss.item()

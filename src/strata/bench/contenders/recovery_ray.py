@@ -1,4 +1,4 @@
-"""Ray Train with `FailureConfig`, on a cluster of this machine, and a job that saves with torch.save."""
+"""Ray Train with `FailureConfig`, on a cluster on this machine, and a job that saves with torch.save."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 JOB = Path(recovery_watch.__file__).with_name("recovery_job_ray.py")
-"""By its path: to import it is to import Ray, which may not be there."""
+"""A path, because importing it would import Ray, which may not be installed."""
 
 
-def command(place: Path) -> Sequence[str]:
-    return [sys.executable, str(JOB), str(place), str(NUM_STEPS)]
+def command(directory: Path) -> Sequence[str]:
+    return [sys.executable, str(JOB), str(directory), str(NUM_STEPS)]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Ours: from `kill -9` of a rank to the next step, where that time goes, and how long the start takes."""
+"""Strata: from `kill -9` of a rank to the next step, the phases of that time, and the time to start."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NAME = "bench"
 
 
 def write_rows(path: Path) -> None:
-    features, wanted = rows()
+    features, targets = rows()
     columns = {f"x{number}": features[:, number].numpy() for number in range(features.shape[1])}
-    pq.write_table(pa.table({**columns, "y": wanted.numpy()}), path, row_group_size=2_000)
+    pq.write_table(pa.table({**columns, "y": targets.numpy()}), path, row_group_size=2_000)
 
 
 def moment(events: Sequence[RunEvent], what: str, *, after_s: float) -> float:
-    """How long after the kill."""
+    """Return the time of an event after the kill."""
     return next(event.at_s for event in events if event.what == what and event.at_s >= after_s) - after_s
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_JOBS = 2
-"""Sometimes gloo does not connect after a restart, and the job hangs or fails for good; then another is measured."""
+"""Sometimes gloo does not connect after a restart, and the job hangs or fails; then another one is measured."""
 
 
-def command(place: Path) -> Sequence[str]:
+def command(directory: Path) -> Sequence[str]:
     job = recovery_job_torchrun.__file__
     options = (f"--nproc-per-node={NUM_RANKS}", "--max-restarts=10", "--standalone")
-    return [sys.executable, "-m", "torch.distributed.run", *options, job, str(place), str(NUM_STEPS)]
+    return [sys.executable, "-m", "torch.distributed.run", *options, job, str(directory), str(NUM_STEPS)]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The textbook for comparison: a consistent-hash ring with 150 virtual nodes a worker and no bounds, in numpy."""
+"""The textbook algorithm: a consistent-hash ring with 150 virtual nodes per worker and no bounds, in numpy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VIRTUAL_NODES = 150
 
 
 def plain_ring(keys: NDArray[np.uint64], workers: list[str]) -> NDArray[np.intp]:
-    """The owner of each shard: whose virtual node comes next."""
+    """Return the owner of each shard: the worker of the next virtual node."""
     hashes = np.array([xxhash.xxh3_64_intdigest(worker.encode()) for worker in workers], dtype=np.uint64)
     nodes = (hashes[:, None] + np.arange(VIRTUAL_NODES, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).ravel()
     nodes = (nodes ^ (nodes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

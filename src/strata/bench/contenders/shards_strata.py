@@ -1,4 +1,4 @@
-"""Our assignment: times, balance and movement."""
+"""Strata's shard assignment: times, balance and movement."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Worst:
     def see_moves(self, before: NDArray[np.int32], after: NDArray[np.int32], num_workers: int) -> None:
         lo, hi = load_bounds(NUM_SHARDS, [1.0] * num_workers)
         moved = int((after != before).sum())
-        # A change that forces nothing must move nothing; a move then counts as if one had been allowed.
+        # A change that forces no move must move nothing; a move then counts as if one had been allowed.
         self.moved_over_minimum = max(self.moved_over_minimum, moved / max(1, unavoidable_moves(before, lo, hi)))
 
 
@@ -52,7 +52,7 @@ def fresh_ms(num_shards: int, num_workers: int, *, repetitions: int) -> float:
 
 
 def change_ms(num_workers: int, *, joins: bool, repetitions: int) -> float:
-    """One worker joins, or the one in the middle leaves."""
+    """Return the time when one worker joins, or the one in the middle leaves."""
     keys = shard_keys("bench", NUM_SHARDS, 1)
     workers = names(num_workers)
     current = assign(keys, workers=workers, capacities=[1.0] * num_workers)
@@ -70,8 +70,8 @@ def change_ms(num_workers: int, *, joins: bool, repetitions: int) -> float:
 
 
 def wander(num_workers: int, *, steps: int, worst: Worst) -> None:
-    """Single joins and leaves at random, around a number of workers; notes the worst on the way."""
-    rng = random.Random(num_workers)  # noqa: S311  a history, not a secret
+    """Make random single joins and leaves around a number of workers and record the worst values."""
+    rng = random.Random(num_workers)  # noqa: S311 (a reproducible history)
     keys = shard_keys("bench", NUM_SHARDS, 1)
     workers = names(num_workers)
     owners = assign(keys, workers=workers, capacities=[1.0] * num_workers)

@@ -1,4 +1,4 @@
-"""uhashring, as its users have it by default. Runs in the peers' environment, so it imports nothing of ours."""
+"""uhashring with its defaults. Runs in the peers' environment without Strata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo proves, on made-up diaries and weights: a tampered result must be found."""
+"""The demo's checks on made-up step logs and weights: a tampered result must be found."""
 
 from __future__ import annotations
 
@@ -17,41 +17,53 @@ from rich.console import Console
 
 from strata.demo import config, view
 from strata.demo.config import DemoConfig
-from strata.demo.diary import Diary, DiaryReader, Entry, Trained
-from strata.demo.figures import Kill, Outcome, Recovery, RunFigures, losses_by_step, recovery_of, run_figures
-from strata.demo.proof import RowsCheck, Tensor, WeightsCheck, check_rows, different_tensors
+from strata.demo.outcome import (
+    Kill,
+    Outcome,
+    Recovery,
+    RowsCheck,
+    RunFigures,
+    Tensor,
+    WeightsCheck,
+    check_rows,
+    different_tensors,
+    losses_by_step,
+    recovery_of,
+    run_figures,
+)
+from strata.demo.step_log import StepLog, StepLogReader, StepRecord, WorkerSteps
 from strata.errors import ConfigError
 from strata.launch.record.timeline import RunEvent
 
 NUM_RANKS = 2
 NUM_STEPS = 6
-"""Of an epoch; each has two rows a rank."""
+"""Steps of an epoch; each has two rows per rank."""
 IN_DATA = np.arange(NUM_STEPS * NUM_RANKS * 2)
 
 
-def record(step: int, rank: int) -> Trained:
-    """What the loader gives to a rank in a step, epoch after epoch."""
+def record(step: int, rank: int) -> StepRecord:
+    """Return the record of a step on a rank."""
     epoch, within = divmod(step - 1, NUM_STEPS)
     first = (within * NUM_RANKS + rank) * 2
-    return Trained(step, epoch, 1 / step, float(step), np.array([first, first + 1]))
+    return StepRecord(step, epoch, 1 / step, float(step), np.array([first, first + 1]))
 
 
-def attempt(number: int, first: int, last: int) -> list[Entry]:
-    """All ranks of it: the steps from `first` to `last`."""
+def attempt(number: int, first: int, last: int) -> list[WorkerSteps]:
+    """Return the steps from `first` to `last` on all ranks."""
     return [
-        Entry(number, rank, 100 + rank, first - 1, 0.5, [record(step, rank) for step in range(first, last + 1)])
+        WorkerSteps(number, rank, 100 + rank, first - 1, 0.5, [record(step, rank) for step in range(first, last + 1)])
         for rank in range(NUM_RANKS)
     ]
 
 
-def checked(entries: list[Entry], in_data: Any = IN_DATA) -> RowsCheck:
+def checked(entries: list[WorkerSteps], in_data: Any = IN_DATA) -> RowsCheck:
     return check_rows(entries, in_data, num_epochs=2)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_an_undisturbed_run_are_all_exact() -> None:
+def test_every_row_of_an_undisturbed_run_is_exact() -> None:
     found = checked(attempt(0, 1, 12))
 
     assert found.is_good
@@ -59,9 +71,9 @@ def test_rows_of_an_undisturbed_run_are_all_exact() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=4))
-def test_whatever_was_rolled_back_does_not_count(kills: list[tuple[int, int]]) -> None:
-    """Each attempt goes on from some step that the one before had reached, and is killed at some later one."""
-    entries: list[Entry] = []
+def test_rolled_back_rows_do_not_count(kills: list[tuple[int, int]]) -> None:
+    """Each attempt restores a step that the previous one had reached and is killed at a later step."""
+    entries: list[WorkerSteps] = []
     reached = num_noted = 0
     for number, (restored, more) in enumerate(kills):
         first = min(restored, reached) + 1
@@ -78,22 +90,22 @@ def test_whatever_was_rolled_back_does_not_count(kills: list[tuple[int, int]]) -
     assert found.num_rolled_back == (num_noted - 12) * NUM_RANKS * 2
 
 
-def test_a_row_that_was_lost_is_found() -> None:
+def test_a_lost_row_is_found() -> None:
     entries = attempt(0, 1, 12)
     lost = entries[1].trained[4]
-    entries[1].trained[4] = Trained(lost.step, lost.epoch, lost.loss, lost.at_s, lost.rows[:1])
+    entries[1].trained[4] = StepRecord(lost.step, lost.epoch, lost.loss, lost.at_s, lost.rows[:1])
 
     found = checked(entries)
 
     assert not found.is_good
     assert (found.num_exact, found.num_lost, found.num_again) == (23, 1, 0)
-    assert "1 lost" in view.rows_in_words(found)
+    assert "1 lost" in view.describe_rows(found)
 
 
-def test_a_row_that_was_trained_on_twice_is_found() -> None:
+def test_a_repeated_row_is_found() -> None:
     entries = attempt(0, 1, 12)
     twice = entries[0].trained[7]
-    entries[0].trained[7] = Trained(twice.step, twice.epoch, 0, 0, np.append(twice.rows, twice.rows[0]))
+    entries[0].trained[7] = StepRecord(twice.step, twice.epoch, 0, 0, np.append(twice.rows, twice.rows[0]))
 
     found = checked(entries)
 
@@ -101,7 +113,7 @@ def test_a_row_that_was_trained_on_twice_is_found() -> None:
     assert (found.num_lost, found.num_again) == (0, 1)
 
 
-def test_one_row_in_the_place_of_another_is_both() -> None:
+def test_a_swapped_row_counts_as_lost_and_repeated() -> None:
     entries = attempt(0, 1, 12)
     entries[0].trained[2].rows[0] = entries[0].trained[2].rows[1]
 
@@ -110,16 +122,18 @@ def test_one_row_in_the_place_of_another_is_both() -> None:
     assert (found.num_exact, found.num_lost, found.num_again) == (22, 1, 1)
 
 
-def test_a_restart_that_reads_on_from_another_place_is_found() -> None:
+def test_a_restart_at_the_wrong_row_is_found() -> None:
     entries = attempt(0, 1, 5)
-    for entry in attempt(1, 4, 12):  # the model is that of step 3; the data of step 5
-        shifted = [Trained(r.step, r.epoch, 0, 0, record(min(r.step + 2, 12), entry.rank).rows) for r in entry.trained]
-        entries.append(Entry(1, entry.rank, 7, 3, 0, shifted))
+    for entry in attempt(1, 4, 12):  # the model resumes at step 3, the data at step 5
+        shifted = [
+            StepRecord(r.step, r.epoch, 0, 0, record(min(r.step + 2, 12), entry.rank).rows) for r in entry.trained
+        ]
+        entries.append(WorkerSteps(1, entry.rank, 7, 3, 0, shifted))
 
     assert not checked(entries).is_good
 
 
-def test_a_rank_that_is_missing_in_the_last_attempt_is_found() -> None:
+def test_a_rank_missing_from_the_last_attempt_is_found() -> None:
     assert not checked([*attempt(0, 1, 5), attempt(1, 4, 12)[0]]).is_good
 
 
@@ -130,12 +144,12 @@ def test_a_row_that_is_not_in_the_data_is_found() -> None:
     assert found.num_unknown == 2  # once in each epoch
 
 
-def test_an_epoch_too_many_and_one_too_few_are_found() -> None:
+def test_an_extra_epoch_and_a_missing_epoch_are_found() -> None:
     assert not checked(attempt(0, 1, 18)).is_good
     assert checked(attempt(0, 1, 6)).num_lost == 24
 
 
-def test_nothing_at_all_is_not_good() -> None:
+def test_an_empty_step_log_is_not_good() -> None:
     assert not checked([]).is_good
     assert not checked([], in_data=np.array([], np.int64)).is_good
 
@@ -156,7 +170,7 @@ def test_weights_that_differ_in_one_bit_are_found() -> None:
     assert different_tensors(one, {"a": tensor(1.0, 2.0), "b": tensor(-0.0)}) == ("b",)
 
 
-def test_weights_of_another_shape_or_on_one_side_only_are_found() -> None:
+def test_weights_of_another_shape_or_in_one_run_only_are_found() -> None:
     one = {"a": tensor(1.0, 2.0)}
 
     assert different_tensors(one, {"a": tensor(1.0, 2.0, shape=(2, 1))}) == ("a",)
@@ -164,34 +178,34 @@ def test_weights_of_another_shape_or_on_one_side_only_are_found() -> None:
     assert different_tensors(one, {}) == different_tensors({}, one) == ("a",)
 
 
-def test_weights_of_different_steps_and_no_weights_are_not_good() -> None:
+def test_weights_of_different_steps_and_missing_weights_are_not_good() -> None:
     assert not WeightsCheck(steps=(5, 4), num_tensors=1, num_elements=1, different=()).is_good
     assert not WeightsCheck(steps=(5, 5), num_tensors=0, num_elements=0, different=()).is_good
 
 
-# -- the diary ---------------------------------------------------------------------------------------------------------
+# -- the step log ------------------------------------------------------------------------------------------------------
 
 
-def test_a_diary_is_read_while_it_is_written_and_half_a_record_is_not_there(tmp_path: Path) -> None:
+def test_a_step_log_is_read_while_it_grows_and_an_incomplete_record_is_ignored(tmp_path: Path) -> None:
     place: Any = SimpleNamespace(attempt=1, rank=0)
-    reader = DiaryReader(tmp_path / "diary")
+    reader = StepLogReader(tmp_path / "steps")
     reader.look()
     assert reader.entries == {}
 
-    diary = Diary(str(tmp_path / "diary"), place, 40)
-    diary.trained(41, 0, 0.5, np.array([3, 1, 2]))
+    step_log = StepLog(str(tmp_path / "steps"), place, 40)
+    step_log.trained(41, 0, 0.5, np.array([3, 1, 2]))
     save: Any = SimpleNamespace(step=41, epoch=0, stall_s=0.004)
-    diary.saved(save)
-    diary.saved(None)
+    step_log.saved(save)
+    step_log.saved(None)
     reader.look()
     entry = reader.entries[1, 0]
     assert (entry.pid, entry.restored_step) == (os.getpid(), 40)
     assert [(one.step, one.loss, one.rows.tolist()) for one in entry.trained] == [(41, 0.5, [3, 1, 2])]
     assert [save.stall_s for save in entry.saved] == [0.004]
 
-    (path,) = (tmp_path / "diary").iterdir()
+    (path,) = (tmp_path / "steps").iterdir()
     whole = path.stat().st_size
-    diary.trained(42, 0, 0.4, np.array([4, 5]))
+    step_log.trained(42, 0, 0.4, np.array([4, 5]))
     data = path.read_bytes()
     path.write_bytes(data[:-1])
     reader.look()
@@ -212,7 +226,7 @@ def event(what: str, at_s: float, number: int = 0) -> RunEvent:
     return RunEvent(at_s=0, monotonic_s=at_s, what=what, attempt=number)
 
 
-def test_a_recovery_is_told_as_far_as_it_has_come() -> None:
+def test_a_recovery_reports_the_phases_reached_so_far() -> None:
     kill = Kill(attempt=0, rank=1, pid=101, step=5, at_s=10.0)
     before = attempt(0, 1, 5)
     assert recovery_of(kill, [event("started", 1.0)], before) == Recovery(rank=1, pid=101, step=5)
@@ -223,34 +237,32 @@ def test_a_recovery_is_told_as_far_as_it_has_come() -> None:
     assert begun.started_ms == pytest.approx(50)
     assert begun.restored_ms is None
 
-    again = [Entry(1, rank, 200, 3, 10.2 + rank / 10) for rank in range(2)]
+    again = [WorkerSteps(1, rank, 200, 3, 10.2 + rank / 10) for rank in range(2)]
     restored = recovery_of(kill, events, [*before, *again])
     assert restored.restored_ms == pytest.approx(300)
     assert (restored.restored_step, restored.num_steps_again) == (3, 2)
     assert not restored.is_complete
 
     for rank, entry in enumerate(again):
-        entry.trained.append(Trained(4, 0, 0.1, 10.4 + rank / 10, np.array([], np.int64)))
+        entry.trained.append(StepRecord(4, 0, 0.1, 10.4 + rank / 10, np.array([], np.int64)))
     assert recovery_of(kill, events, [*before, *again]).first_step_ms == pytest.approx(500)
 
 
-def test_the_loss_of_a_step_that_was_made_again_is_the_last() -> None:
+def test_a_repeated_step_has_the_loss_of_its_last_attempt() -> None:
     first, again = attempt(0, 1, 3), attempt(1, 3, 3)
-    again[0].trained[0] = Trained(3, 0, 9.0, 0, np.array([], np.int64))
+    again[0].trained[0] = StepRecord(3, 0, 9.0, 0, np.array([], np.int64))
 
     assert losses_by_step([*again, *first]) == [1.0, 0.5, pytest.approx((9.0 + 1 / 3) / 2)]
     assert run_figures([*first, *again], duration_s=2.0).num_steps == 3
 
 
-# -- what is asked for -------------------------------------------------------------------------------------------------
+# -- config ------------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 16), st.integers(1, 10), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_kills_come_one_after_another_in_the_middle_of_the_run(
-    num_workers: int, num_kills: int, more: int, seed: int
-) -> None:
-    least = 10 * num_kills * num_workers * config.BATCH_SIZE
-    chosen = DemoConfig(num_workers=num_workers, num_rows=least + more, num_kills=num_kills, seed=seed)
+def test_kills_are_spread_over_the_middle_of_the_run(num_workers: int, num_kills: int, more: int, seed: int) -> None:
+    min_rows = 10 * num_kills * num_workers * config.BATCH_SIZE
+    chosen = DemoConfig(num_workers=num_workers, num_rows=min_rows + more, num_kills=num_kills, seed=seed)
 
     steps = [kill.step for kill in chosen.kills]
     assert steps == sorted(set(steps))
@@ -260,26 +272,26 @@ def test_kills_come_one_after_another_in_the_middle_of_the_run(
     assert chosen.kills == chosen.kills
 
 
-def test_what_makes_no_sense_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_an_invalid_config_is_refused_with_the_cure(tmp_path: Path) -> None:
     for wrong, cure in (
-        ({"num_workers": 0}, "--workers must be from 1"),
-        ({"num_kills": 0}, "--kills must be from 1"),
-        ({"num_rows": 10}, "--rows must be from 5120"),
-        ({"keep": tmp_path}, "name a new or an empty directory"),
+        ({"num_workers": 0}, "--workers 0 is out of range; use 1 to"),
+        ({"num_kills": 0}, "--kills 0 is out of range; use 1 to"),
+        ({"num_rows": 10}, "--rows 10 is out of range; .* use 5120 to"),
+        ({"keep": tmp_path}, "give a new or empty directory"),
     ):
         (tmp_path / "something").touch()
         with pytest.raises(ConfigError, match=cure):
             DemoConfig(**wrong)  # type: ignore[arg-type]
 
 
-def test_without_torch_the_cure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
 
     with pytest.raises(ConfigError, match=r'needs torch, .*pip install "strata-runtime\[torch,data\]"'):
         config.check_installed()
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------
+# -- view --------------------------------------------------------------------------------------------------------------
 
 
 def outcome(**changed: Any) -> Outcome:
@@ -340,22 +352,22 @@ def shown(what: Any, width: int = 80) -> str:
             {"weights": WeightsCheck(steps=(9, 8), num_tensors=4, num_elements=4, different=())},
             "different steps: 9 and 8",
         ),
-        ({"recoveries": ()}, "1 of 1 kills came to nothing"),
-        ({"recoveries": (Recovery(rank=0, pid=1, step=2),)}, "did not go on"),
+        ({"recoveries": ()}, "1 of 1 kills had no effect"),
+        ({"recoveries": (Recovery(rank=0, pid=1, step=2),)}, "did not continue"),
     ],
 )
-def test_whatever_is_wrong_is_shown_and_the_demo_has_failed(changed: dict[str, Any], words: str) -> None:
+def test_a_failed_check_is_shown_and_fails_the_demo(changed: dict[str, Any], words: str) -> None:
     made = outcome(**changed)
 
     assert not made.is_good
     assert not made.as_plain()["is_good"]
     assert "✗" in shown(view.summary(made), 120)
     assert words in shown(view.summary(made), 120)
-    assert "That is wrong" in shown(view.story(made))
+    assert "The demo failed" in shown(view.story(made))
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_all_fits_the_terminal(width: int) -> None:
+def test_the_output_fits_the_terminal(width: int) -> None:
     made = outcome()
     facts = view.RunFacts(
         workers=[
@@ -369,7 +381,7 @@ def test_all_fits_the_terminal(width: int) -> None:
         recoveries=made.recoveries,
         elapsed_s=12.0,
     )
-    words = shlex.split("strata run --name undisturbed --workers 2 --every 26 train.py --data clicks --diary diary/x")
+    words = shlex.split("strata run --name undisturbed -w 2 --every 26 train.py --data clicks --step-log steps/x")
     text = "".join(
         shown(each, width)
         for each in (
@@ -389,7 +401,7 @@ def test_all_fits_the_terminal(width: int) -> None:
     assert "--data clicks" in text, "an option stays with its value"
 
 
-def test_the_curve_goes_down_with_the_numbers() -> None:
+def test_the_sparkline_falls_with_the_numbers() -> None:
     assert view.sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
     assert view.sparkline([8.0, 8, 1, 1], 2) == "█▁"
     assert view.sparkline([3.0, 3.0], 5) == "▁▁"
