@@ -88,7 +88,7 @@ def plan(
     steps = {"ranks": ranks, "workers": num_workers, "batch_size": batch_size, "batches": len(dataset)}
     steps |= {"lanes": dataset.state_dict()["lanes"], "window": dataset.state_dict()["window"]}
     if as_json:
-        report = {
+        found = {
             "num_rows": made.num_rows,
             "num_files": len(made.files),
             "num_units": made.num_units,
@@ -103,7 +103,7 @@ def plan(
             },
             "delivery": steps,
         }
-        echo_json(report)
+        echo_json(found)
         return
     console, all_workers = _console(), counted(ranks * num_workers, "decode thread")
     console.print(report.as_table(made))
