@@ -419,7 +419,7 @@ REFUSALS = [
     ),
     *(
         Refusal(
-            f"{name} from whoever does not say who it is",
+            f"{name} without an identity",
             "Heartbeat",
             _plain(pb.HeartbeatRequest(worker_id="a", **{name: value})),
             PRECONDITION,
@@ -540,7 +540,7 @@ REFUSALS = [
             f"a barrier {name}", "WaitBarrier", _fenced("WaitBarrier", **fields), INVALID, "InvalidArgument", at_fault
         )
         for name, at_fault, fields in (
-            ("for a stranger", "members", {"members": ["a", "nobody"]}),
+            ("for an unknown worker", "members", {"members": ["a", "nobody"]}),
             ("for others only", "members", {"members": ["b"]}),
             ("at step 2^64-1", "step", {"step": 2**64 - 1}),
             ("that waits NaN s", "timeout_s", {"timeout_s": math.nan}),

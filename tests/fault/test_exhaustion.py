@@ -1,4 +1,4 @@
-"""Callers that try to use up a coordinator, each at the limit that docs/security.md states.
+"""Callers that try to exhaust a coordinator, each at the limit that docs/security.md states.
 
 The coordinator is a real process whose memory is watched. A worker in another process calls all the time meanwhile,
 with its own token and the default lease: it must stay a member, and each call must be answered within the lease.
@@ -130,7 +130,7 @@ def test_the_largest_unary_calls_are_refused_and_stall_no_other_caller(attacked:
         for _ in range(3):
             ends = asyncio.run(called(attacked.process.address, "RegisterDataset", body, WORKER, num=24))
             assert {code for code, _ in ends} == {"RESOURCE_EXHAUSTED"}
-            assert all("shards holds 524288" in words for _, words in ends), ends
+            assert all("shards has 524288" in words for _, words in ends), ends
     too_large = asyncio.run(called(attacked.process.address, "RegisterDataset", body + EMPTY_SHARD, WORKER, num=1))
     assert {code for code, _ in too_large} == {"RESOURCE_EXHAUSTED"}
 
@@ -331,8 +331,8 @@ def test_incomplete_frames_of_a_reader_are_small_and_time_out(attacked: Attacked
         links = [stack.enter_context(bare(attacked, READER, number)) for number in range(1_000)]
         for link in links:
             all_but_the_end(link, 65_536)
-        assert "longer than 10 s" in answered(links[0]).goodbye.message
-        assert "longer than 10 s" in answered(links[-1]).goodbye.message
+        assert "did not arrive within 10 s" in answered(links[0]).goodbye.message
+        assert "did not arrive within 10 s" in answered(links[-1]).goodbye.message
 
 
 def test_incomplete_frames_of_workers_share_a_bounded_buffer(attacked: Attacked) -> None:

@@ -197,7 +197,7 @@ class Worker:
     def hear_commands(self, numbers: list[int]) -> None:
         for number in numbers:
             targets = self.world.ledger.commands.get(number, ())
-            self.world.ledger.expect(self.worker_id in targets, f"command {number} was told before it was durable")
+            self.world.ledger.expect(self.worker_id in targets, f"command {number} was delivered before it was durable")
             self.last_command_id = max(self.last_command_id, number)
 
     # -- the program -----------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def check_told(world: World, call: Call, answer: Any) -> None:
     elif method == "register_worker":
         joined = ledger.joined.get(answer.fence)
         mine = joined is not None and (joined.worker_id, joined.instance_id) == (args["worker_id"], args["instance_id"])
-        ledger.expect(mine, f"{args} was told {answer}, which is not durable")
+        ledger.expect(mine, f"{args} received {answer}, which is not durable")
         ledger.told_generation(answer.generation)
     elif method == "heartbeat":
         ledger.told_generation(answer.generation)
@@ -349,23 +349,28 @@ def check_told(world: World, call: Call, answer: Any) -> None:
         missing = set(args["indices"]) - ledger.done[args["epoch"]]
         ledger.expect(not missing, f"{args} was acknowledged, but {missing} are not done")
     elif method == "advance_epoch":
-        ledger.expect(answer <= ledger.epoch, f"epoch {answer} was told, {ledger.epoch} is durable")
+        ledger.expect(answer <= ledger.epoch, f"epoch {answer} was announced, but {ledger.epoch} is durable")
     elif method == "wait_barrier":
         key = (args["generation"], args["barrier_id"], args["step"])
-        ledger.expect(isinstance(answer, Released) and key in ledger.released, f"{key} told released, is not durable")
+        ledger.expect(
+            isinstance(answer, Released) and key in ledger.released,
+            f"{key} was announced as released, but is not durable",
+        )
         ledger.released_told.add(key)
         world.told_released_s.setdefault(key, world.scheduler.now_s)
     elif method == "notify_checkpoint":
         name = args["checkpoint_id"]
         if answer.committed:
-            ledger.expect(name in ledger.committed, f"{name} was told committed, and is not")
+            ledger.expect(name in ledger.committed, f"{name} was announced as committed, but is not")
         else:
             key = (name, args["generation"], args["worker_id"])
             ledger.expect(key in ledger.checkpoint_acks, f"{key} was acknowledged, and is not durable")
     elif method == "send_command":
-        ledger.expect(ledger.requests.get(args["request_id"]) == answer[0], f"{args} told {answer}, is not durable")
+        ledger.expect(
+            ledger.requests.get(args["request_id"]) == answer[0], f"{args} received {answer}, which is not durable"
+        )
     elif method == "deregister_worker":
-        ledger.expect(call.fence in ledger.left, f"{args} was told good-bye, but is still in")
+        ledger.expect(call.fence in ledger.left, f"{args} was deregistered, but is still a member")
     elif method in ("get_assigned_shards", "get_membership"):
         ledger.told_generation(answer.generation)
 
@@ -376,7 +381,7 @@ def _check_refusal(world: World, call: Call, error: StrataError) -> None:
     ledger.told_generation(getattr(error, "generation", None) or 0)
     if isinstance(error, StaleIncarnation) and call.fence:
         ledger.expect(
-            call.fence in ledger.left, f"{call.method} of {call.args} was told it is out; that is not durable"
+            call.fence in ledger.left, f"{call.method} of {call.args} learnt that it is out, which is not durable"
         )
     if isinstance(error, BarrierBroken):
         key = (call.args["generation"], call.args["barrier_id"], call.args["step"])

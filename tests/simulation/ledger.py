@@ -94,7 +94,7 @@ class Ledger:
         incarnations = {m.incarnation for m in self.members.values()}
         if self.num_shards and incarnations:
             orphans = [i for i, owner in self.owners.items() if owner not in incarnations]
-            self.expect(not orphans, f"shards {orphans} belong to nobody in generation {self.generation}")
+            self.expect(not orphans, f"shards {orphans} have no owner in generation {self.generation}")
 
     def _worker_joined(self, event: e.WorkerJoined) -> None:
         self.expect(event.incarnation > self.last_incarnation, f"incarnation {event.incarnation} was given out twice")
@@ -151,7 +151,7 @@ class Ledger:
         checkpoint_id = event.checkpoint.checkpoint_id
         fence = self.members[event.worker_id].fence
         said = (checkpoint_id, event.generation, fence) in self.notified
-        self.expect(said and event.generation == self.generation, f"{event.words()}, which it did not say")
+        self.expect(said and event.generation == self.generation, f"{event.words()}, which it did not report")
         self.attempts.setdefault(checkpoint_id, set()).add(event.worker_id)
         self.checkpoint_acks.add((checkpoint_id, event.generation, event.worker_id))
 
@@ -216,7 +216,9 @@ class Ledger:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def told_generation(self, generation: int) -> None:
-        self.expect(generation <= self.generation, f"generation {generation} was told, {self.generation} is durable")
+        self.expect(
+            generation <= self.generation, f"generation {generation} was announced, but {self.generation} is durable"
+        )
 
     def believe(self, generation: int, epoch: int, index: int, incarnation: int) -> None:
         """Record that a worker takes this shard for its own in the generation that it has adopted."""
@@ -228,4 +230,4 @@ class Ledger:
 
     def ended(self, ticket: Any, outcome: str) -> None:
         before = self.outcomes.setdefault(ticket, outcome)
-        self.expect(before == outcome, f"barrier {ticket}: some were told {before}, others {outcome}")
+        self.expect(before == outcome, f"barrier {ticket}: some received {before}, others {outcome}")

@@ -275,7 +275,7 @@ class SessionLink:
                 await stream.close()
 
     async def _open_stream(self, address: str) -> Stream:
-        """Open a stream to a coordinator that has sent `welcome`: plain if offered and possible, else through gRPC."""
+        """Open a stream to a coordinator that has sent `welcome`: bare if offered and possible, else through gRPC."""
         known = self._frames_at.pop(address, None)
         if known is not None:
             bare = await self._open_frames(address, known, within_s=max(self._connect_within_s(), KNOWN_FRAMES_S))

@@ -78,7 +78,7 @@ def check_wire(data: bytes, *, levels: int, limits: Limits) -> None:
         return
     most = limits.max_message_elements
     if num_fields(data, levels=levels, most=most) > most:
-        raise _too_many(f"the message of {len(data)} bytes contains", limits)
+        raise _too_many(f"the message of {len(data)} bytes has", limits)
 
 
 def check_repeated(names: Sequence[str], request: Message, limits: Limits) -> None:
@@ -86,7 +86,7 @@ def check_repeated(names: Sequence[str], request: Message, limits: Limits) -> No
     for name in names:
         num = len(getattr(request, name))
         if num > limits.max_message_elements:
-            raise _too_many(f"{name} contains {num} and therefore", limits, field=name)
+            raise _too_many(f"{name} has {num},", limits, field=name)
 
 
 def _too_many(what: str, limits: Limits, field: str = "") -> LimitExceeded:
