@@ -319,7 +319,7 @@ def test_nobody_at_the_endpoint_is_unavailable(s3: S3Server) -> None:
 def test_who_may_not_write_is_told_so_and_where_the_keys_came_from(s3: S3Server, keys: dict[str, str]) -> None:
     store = open_store(s3.new_url(), s3.options(**keys, **QUICK))
     for write in (store.put, store.put_large):
-        with pytest.raises(StorageDenied, match=r"credentials were taken from storage_options: check that") as caught:
+        with pytest.raises(StorageDenied, match=r"the credentials come from storage_options: check that") as caught:
             write("a", memoryview(b"1"))
         _assert_no_secret(caught.value)
         assert keys["secret_access_key"] not in str(caught.value)
@@ -341,7 +341,7 @@ def test_a_bucket_that_is_not_there_or_misnamed_is_reported_after_one_try(
     with contextlib.closing(open_store(f"s3://{bucket}/x", s3.options(endpoint=proxy.endpoint, **keys))) as store:
         for call in calls:
             proxy.seen.clear()
-            with pytest.raises(BucketMissing, match=rf"there is no bucket '{bucket}' on S3 .*; create it, or correct"):
+            with pytest.raises(BucketMissing, match=rf"the bucket '{bucket}' does not exist on S3 .*; create it"):
                 EVERY_CALL[call](store, pattern(6 * MIB))
             assert len(set(proxy.seen)) == len(proxy.seen)  # nothing was tried twice
 
@@ -486,7 +486,7 @@ def test_a_disk_that_fails_leaves_what_was_there(
                 failed = failing(name, number, patch)
                 if name == "fsync" and key != "d/a":
                     disk.root.joinpath("new/directory").mkdir(parents=True)  # so that the file's is the first
-                with pytest.raises(error, match=rf"{key}: .*; (free|look)"):
+                with pytest.raises(error, match=rf"{key}: .*; (free|check)"):
                     write(key, pattern(9 * MIB))
             if name == "fsync":
                 assert len(failed) == 1  # the kernel would say that all is well, the second time
@@ -709,7 +709,7 @@ def test_a_place_that_may_not_be_written_to_is_denied(disk: LocalStore, monkeypa
     for number in (errno.EACCES, errno.EROFS):
         with monkeypatch.context() as patch:
             failing("open", number, patch)
-            with pytest.raises(StorageDenied, match="check its owner and rights"):
+            with pytest.raises(StorageDenied, match="check its owner and permissions"):
                 disk.put("a", b"1")
 
 
