@@ -743,7 +743,7 @@ def test_a_worker_that_dies_before_its_part_aborts_the_checkpoint_quickly(store:
 def test_a_job_of_another_size_is_told_at_once(store: MemoryStore) -> None:
     with EmbeddedCoordinator(QUIET) as coordinator, CoordinatorClient(coordinator.address) as client:
         worker = join([client])[0]
-        with pytest.raises(CheckpointAborted, match=r"of 2 ranks, and generation 1 .* has 1 workers"):
+        with pytest.raises(CheckpointAborted, match=r"has 2 ranks, but generation 1 .* has 1 workers"):
             save_with(store, ranks_of(2)[0], CoordinatorCommit(worker))
 
 

@@ -232,7 +232,7 @@ def test_what_cannot_run_leaves_no_run_behind(monkeypatch: pytest.MonkeyPatch) -
     orchestrator = TrainingOrchestrator()
     with pytest.raises(ConfigError, match="engine='spark' is unknown"):
         orchestrator.run(os.getpid, engine="spark")
-    with pytest.raises(ConfigError, match="neither a number"):
+    with pytest.raises(ConfigError, match="is invalid; pass a number"):
         orchestrator.run(os.getpid, workers="many")
     with pytest.raises(strata.StrataError, match="argument 1 of getenv, a lock,"):
         orchestrator.run(os.getenv, threading.Lock())
