@@ -29,7 +29,7 @@ PROBE_BYTES = 8 << 20
 CURE = "copy it again from its origin, write it again, or leave it out"
 UNDECODED = (OSError, pa.ArrowException, UnicodeDecodeError)
 """What pyarrow raises for bytes that it cannot decode."""
-_UNSUPPORTED = re.compile(r"not (?:yet |currently )?(?:implemented|supported|built)", re.IGNORECASE)
+_UNSUPPORTED = re.compile(r"not (?:yet |currently )?(?:implemented|supported|built)|cannot decrypt", re.IGNORECASE)
 """How pyarrow reports valid but unsupported data where the exception type is that of damage."""
 _MARKS = (
     (b"PAR1", "parquet"),
