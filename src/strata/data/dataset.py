@@ -49,9 +49,9 @@ MAX_LANES_PER_RANK = 8
 """More lanes mix a batch from more places, and hold more decoded row groups at once."""
 BLOCK_BYTES = 16 << 20
 PART_ROWS = 1 << 17
-"""Rows of a block whose window is too large for one block: a column of 8 bytes a row still fits a cache of 1 MB."""
+"""Rows of a block whose window is too large for one block: a column of 8 bytes per row then takes 1 MiB."""
 PIECE_ROWS = 1 << 10
-"""Rows that a unit gives to such a block at least, on average: with fewer, the work per piece would count."""
+"""Minimum average rows of a row group in such a block; with fewer, the fixed cost per piece would dominate."""
 MAX_BLOCK_ROWS = 1 << 20
 """Size of a block without shuffle: large enough that the work per block is negligible."""
 
@@ -184,7 +184,7 @@ class Dataset:
                 row_bytes=self._deliverer.row_bytes,
                 block_bytes=block_bytes,
                 has_head=(lambda _: False) if self._is_warm else self._has_head,
-                skips_bad_units=config.plan.on_error == "skip",
+                skips_bad_row_groups=config.plan.on_error == "skip",
                 on_skip=partial(self._skipped, set()),
             )
             pipeline = Pipeline(work)
@@ -341,10 +341,13 @@ class Dataset:
         num_rows = max(1, num_bytes // self._deliverer.row_bytes)
         return num_bytes, num_rows if has_windows else min(MAX_BLOCK_ROWS, num_rows)
 
-    def _part_rows(self, window_rows: int) -> int:
-        """How many rows a block has whose window, of all ranks together, is too large for one block."""
-        units_per_window = window_rows * self.plan.num_units / max(1, int(self.plan.unit_rows.sum()))
-        return max(PART_ROWS, int(units_per_window / self.ranks.num_ranks) * PIECE_ROWS)
+    def _part_rows(self, shuffle_buffer_rows: int) -> int:
+        """Return the maximum rows of a block if the shuffle buffer is too large for one block.
+
+        `shuffle_buffer_rows`: of all ranks together.
+        """
+        row_groups_per_buffer = shuffle_buffer_rows * self.plan.num_units / max(1, int(self.plan.unit_rows.sum()))
+        return max(PART_ROWS, int(row_groups_per_buffer / self.ranks.num_ranks) * PIECE_ROWS)
 
     def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
         """Log and count a skipped row group once per pass (`known`), although several blocks may need it."""

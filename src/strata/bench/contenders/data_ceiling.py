@@ -1,12 +1,12 @@
-"""What the decoder can do: pyarrow's Parquet reader in as many threads as ours, and a consumer; no loader between them.
+"""The ceiling of the decoder: pyarrow's Parquet reader in as many threads as ours and a consumer, without a loader.
 
-Every thread has its own handles; footers were read before. Row groups are dealt to whoever is free and arrive in any
-order. Columns become tensors without a copy. The consumer touches them in batches of the size that all others deliver,
-cut within a row group with one call per column; and, for another figure, whole row groups, which is decoding and little
-else.
+Every thread has its own file handles, and footers are read beforehand. A free thread decodes the next row group, so row
+groups arrive in any order. Columns become tensors without a copy. The consumer touches them in batches of the same size
+as all other contenders, split within a row group with one call per column. Another figure touches whole row groups,
+which measures little more than decoding.
 
-The ceiling of a shuffle with a large buffer: row groups are collected until the buffer is full, then numpy joins and
-permutes one column after the other, in two threads, while the next row groups are decoded. It holds the buffer twice.
+The ceiling of a shuffle with a large buffer collects row groups until the buffer is full. numpy then joins and permutes
+the columns in two threads while the next row groups are decoded. It holds the buffer twice.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_WAITING = 2 * NUM_WORKERS
-"""Row groups that are decoded and not yet taken."""
+"""Maximum number of row groups that are decoded and not taken."""
 SEED = 7
 
 
 class Ceiling:
-    """Decodes files in threads, pass after pass."""
+    """Decodes all files in threads, once per pass."""
 
     def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None = None) -> None:
         self._columns = None if columns is None else list(columns)
         self._footers = [(path, pq.read_metadata(path)) for path in paths]
 
     def row_groups(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Every row group once, as contiguous tensors."""
+        """Yield every row group once, as contiguous tensors."""
         tasks: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         num_tasks = 0
         for number, (_, footer) in enumerate(self._footers):
@@ -64,27 +64,27 @@ class Ceiling:
                     raise found
                 yield {name: as_tensor(found[name]) for name in found.column_names}
         finally:
-            _end(threads, tasks, made)
+            _join(threads, tasks, made)
 
     def batches(self, num_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The same in batches, of which the last of each row group is smaller."""
+        """Yield the rows in batches; the last batch of each row group is smaller."""
         for group in self.row_groups():
             parts = [torch.split(column, num_rows) for column in group.values()]
             for batch in zip(*parts, strict=True):
                 yield dict(zip(group, batch, strict=True))
 
     def shuffled_batches(self, num_rows: int, buffer_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The same in random order within buffers of at least this size."""
+        """Yield the rows in batches, shuffled within buffers of at least `buffer_rows`."""
         random = np.random.default_rng(SEED)
         groups: list[dict[str, torch.Tensor]] = []
         with ThreadPoolExecutor(NUM_WORKERS) as threads:
             for group in self.row_groups():
                 groups.append(group)
                 if sum(map(_num_rows, groups)) >= buffer_rows:
-                    yield from _permuted(groups, num_rows, random, threads)
+                    yield from _shuffle(groups, num_rows, random, threads)
                     groups = []
             if groups:
-                yield from _permuted(groups, num_rows, random, threads)
+                yield from _shuffle(groups, num_rows, random, threads)
 
     def _decode(self, tasks: queue.SimpleQueue[tuple[int, int]], made: queue.Queue[pa.Table | Exception]) -> None:
         handles: dict[int, pq.ParquetFile] = {}
@@ -97,12 +97,12 @@ class Ceiling:
                 made.put(handles[number].read_row_group(group, columns=self._columns, use_threads=False))
         except queue.Empty:
             return
-        except Exception as error:  # noqa: BLE001  the consumer raises it
+        except Exception as error:  # noqa: BLE001 - the consumer raises it
             made.put(error)
 
 
 def as_tensor(column: pa.ChunkedArray) -> torch.Tensor:
-    (chunk,) = column.chunks  # a row group's numbers are in one piece
+    (chunk,) = column.chunks  # the numbers of a row group are in one chunk
     return from_dlpack(chunk)
 
 
@@ -110,25 +110,25 @@ def _num_rows(group: Mapping[str, torch.Tensor]) -> int:
     return len(next(iter(group.values())))
 
 
-def _permuted(
+def _shuffle(
     groups: Sequence[Mapping[str, torch.Tensor]],
     num_rows: int,
     random: np.random.Generator,
     threads: ThreadPoolExecutor,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """All rows of the row groups in one random order, in batches."""
+    """Yield all rows of the row groups in random order, in batches."""
     order = random.permutation(sum(map(_num_rows, groups)))
 
-    def parts(name: str) -> Sequence[torch.Tensor]:
+    def split_column(name: str) -> Sequence[torch.Tensor]:
         joined = np.concatenate([group[name].numpy() for group in groups])
         return torch.split(torch.from_numpy(np.take(joined, order)), num_rows)
 
-    for batch in zip(*threads.map(parts, groups[0]), strict=True):
+    for batch in zip(*threads.map(split_column, groups[0]), strict=True):
         yield dict(zip(groups[0], batch, strict=True))
 
 
-def _end(threads: Sequence[threading.Thread], *queues: Any) -> None:
-    """Also when somebody has stopped in the middle: what waits to be decoded or taken is thrown away."""
+def _join(threads: Sequence[threading.Thread], *queues: Any) -> None:
+    """Join the threads, and discard what is queued: the consumer may have stopped early."""
     for thread in threads:
         while thread.is_alive():
             for each in queues:

@@ -1,8 +1,7 @@
-"""Ours: all columns in the order of the files, shuffled, in smaller batches; two columns of 66; and memory.
+"""The Strata contender: all columns in file order, shuffled and in smaller batches; 2 of 66 columns; and memory.
 
-Loaders are as they are without any setting but the batch size, the number of workers and `shuffle`; one shuffles with
-a buffer that is larger than `split_bytes`. Memory is looked at
-in passes of its own, since looking takes time.
+Loaders use the defaults except for the batch size, the number of workers and `shuffle`; one shuffles with a buffer that
+is larger than `split_bytes`. Memory is sampled in separate passes, because sampling takes time.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 SMALL_BATCH_SIZE = 1_024
 SHUFFLE_BUFFER_SIZE = 100_000
 LARGE_BUFFER_SIZE = 1_000_000
-"""Rows of more than 200 MB, which are dealt to several blocks before they are gathered."""
+"""More than 200 MB, so that row groups are dealt to several blocks."""
 SPLIT_BYTES = 128 << 20
 ROW_BYTES = 8 + 13 * 4 + 13 * 4 + 13 * 8 + 1
 PROJECTION_TIMES = 8
-"""Two columns are read so fast that the same files are linked until a pass takes long enough to be timed."""
+"""Two columns are read so fast that the files are linked this many times, until a pass is long enough to time."""
 
 
 def projected() -> Files:
@@ -40,7 +39,7 @@ def projected() -> Files:
 
 
 def loader_of(files: Files, **arguments: Any) -> tuple[Any, Any]:
-    """A loader and its dataset."""
+    """Return a loader and its dataset."""
     chosen: dict[str, Any] = {"batch_size": batch_size(), "num_workers": NUM_WORKERS, "output_format": "torch"}
     return StructuredDataset.create_dataloader(str(files.directory), "parquet", **(chosen | arguments))
 
@@ -54,7 +53,7 @@ def measured_rows_per_s(files: Files, *, num_columns: int | None = None, **argum
 
 
 def measured_pss_mb(files: Files, **arguments: Any) -> tuple[float, float]:
-    """With a loader that has delivered nothing, and the most in a pass."""
+    """Return the PSS with a loader that has delivered nothing, and the peak of a pass."""
     loader, dataset = loader_of(files, **arguments)
     try:
         before_mb = pss_mb()

@@ -1,4 +1,4 @@
-"""Columns that batches are made of, and the operations on them: slice, concatenate, gather.
+"""Columns that batches are made of, and the operations on them: slice, concatenate, gather, deal.
 
 There are three kinds: `Dense` (an array, one row per entry of its first axis), `Ragged` (rows of variable length) and
 `ArrowColumn` (any Arrow array). All columns of a chunk have the same number of rows; most of them are *packed* into one
@@ -80,7 +80,7 @@ class Chunk:
 
 
 def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.integer[Any]] | None) -> Chunk:
-    """Return the rows of the concatenated pieces that `index` names."""
+    """Return the rows of the concatenated pieces that `index` names; all, in order, if it is None."""
     if index is None and len(pieces) == 1:
         return pieces[0]
     total = sum(piece.num_rows for piece in pieces)
@@ -95,13 +95,13 @@ def gather(pieces: Sequence[Chunk], index: npt.NDArray[np.integer[Any]] | None) 
 
 
 def deal(chunk: Chunk, indices: Sequence[npt.NDArray[np.integer[Any]]]) -> list[Chunk]:
-    """For every index a copy of the rows that it names, in memory of its own. No index is empty.
+    """Return, for each index, a copy of the rows that it names. Each copy is freed on its own; no index may be empty.
 
-    Packed columns are taken in one native call, column by column: a column that has come into the cache serves all
-    indices. A `gather` for each would go through the whole chunk every time.
+    One native call gathers all packed columns, column by column, so that a column stays in the cache for all indices.
+    Calling `gather` for each index would read the whole chunk every time.
     """
     for index in indices:
-        assert len(index), "no index is empty"
+        assert len(index), "an index is empty"
         assert index.min() >= 0, "no such row"
         assert index.max() < chunk.num_rows, "no such row"
     packed = [None] * len(indices) if chunk.packed is None else chunk.packed.deal(indices)
@@ -109,8 +109,8 @@ def deal(chunk: Chunk, indices: Sequence[npt.NDArray[np.integer[Any]]]) -> list[
         Chunk(
             {name: type(column).gather([column], index) for name, column in chunk.columns.items()},
             len(index),
-            part,
+            dealt,
             chunk.names,
         )
-        for index, part in zip(indices, packed, strict=True)
+        for index, dealt in zip(indices, packed, strict=True)
     ]

@@ -66,7 +66,7 @@ def take(arrays: Sequence[npt.NDArray[Any]], index: npt.NDArray[np.integer[Any]]
     if len(arrays) > 1:
         source = _scratch(sum(map(len, arrays)), first)
         np.concatenate(arrays, out=source)
-    # With any other mode, numpy would write into a buffer of its own first.
+    # In any other mode, numpy writes into a temporary buffer first.
     return np.take(source, index, axis=0, out=fresh, mode="clip")
 
 

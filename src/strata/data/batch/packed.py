@@ -48,7 +48,7 @@ class Packed:
 
     @classmethod
     def gather(cls, pieces: Sequence[Packed], index: npt.NDArray[np.integer[Any]] | None) -> Packed:
-        """As `Column.gather`.
+        """Return the rows of the concatenated pieces that `index` names; all, in order, if it is None.
 
         Raises:
             LimitExceeded: Together the pieces exceed what the type of a column can address.
@@ -67,13 +67,13 @@ class Packed:
         return cls(made, pieces[0].dtypes)
 
     def deal(self, indices: Sequence[npt.NDArray[np.integer[Any]]]) -> list[Packed]:
-        """As `columns.deal`."""
+        """Return, for each index, a copy of the rows that it names."""
         table = pa.Table.from_batches([self.batch])
         rows = pa.chunked_array([_as_arrow(index, table.num_rows) for index in indices])
         made = pc.take(table, rows, boundscheck=False, memory_pool=pool()).to_batches()
         if [batch.num_rows for batch in made] == [len(index) for index in indices]:
             return [Packed(batch, self.dtypes) for batch in made]
-        return [Packed.gather([self], index) for index in indices]  # Arrow has cut a column somewhere else
+        return [Packed.gather([self], index) for index in indices]  # Arrow cut a column at other rows
 
     def columns(self) -> dict[str, Column]:
         """Return the columns by name."""
@@ -87,19 +87,22 @@ def _gathered(batches: Sequence[pa.RecordBatch], index: npt.NDArray[np.integer[A
     """Return the rows of the concatenated batches that `index` names, or None if they do not fit into one.
 
     Raises:
-        pa.ArrowInvalid, pa.ArrowCapacityError: They do not fit either.
+        pa.ArrowInvalid, pa.ArrowCapacityError: The same, found by Arrow.
     """
     table = pa.Table.from_batches(batches)
     if index is not None:
         table = pc.take(table, _as_arrow(index, table.num_rows), boundscheck=False, memory_pool=pool())
-    if not table.num_rows:  # Arrow makes no batch of no rows
+    if not table.num_rows:  # Arrow returns no batch for a table without rows
         return batches[0].slice(0, 0)
     made = table.combine_chunks(pool()).to_batches()
     return made[0] if len(made) == 1 else None
 
 
 def _as_arrow(index: npt.NDArray[np.integer[Any]], num_rows: int) -> pa.Array:
-    """Half as wide where it may be, so that more of it stays in the cache; checked by who calls."""
+    """Return the index as an Arrow array, 32 bits wide if possible so that more of it fits the cache.
+
+    The caller has checked that every entry is a row.
+    """
     if num_rows < 1 << 32:
         return of_numbers(index.astype(np.uint32, copy=False), pa.uint32())
     return of_numbers(index.astype(np.int64, copy=False), pa.int64())
