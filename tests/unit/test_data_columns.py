@@ -16,13 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data.arrow_types import enlarged
-from strata.data.batch import dense
-from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.columns import Chunk, Column, deal, gather
-from strata.data.batch.dense import Dense
+from strata.data.batch import columns as columns_module
+from strata.data.batch.columns import ArrowColumn, Chunk, Column, Dense, Ragged, deal, gather
 from strata.data.batch.output import Presenter
 from strata.data.batch.policy import decide
-from strata.data.batch.ragged import Ragged
 from strata.data.memory import pool
 from strata.errors import LimitExceeded
 
@@ -176,14 +173,14 @@ def test_large_gathers_are_writable_and_share_no_memory(width: int | None) -> No
 
 
 def test_the_scratch_memory_of_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "SCRATCH_BYTES", 4096)
-    monkeypatch.setattr(dense, "_kept", threading.local())
+    monkeypatch.setattr(columns_module, "SCRATCH_BYTES", 4096)
+    monkeypatch.setattr(columns_module, "_thread_memory", threading.local())
     column = dense_of("int64", None)(range(1000))
     large = Dense.gather([column, column], np.arange(2000))
     assert large.values[1999] == 999
-    assert not hasattr(dense._kept, "buffer")
+    assert not hasattr(columns_module._thread_memory, "buffer")
     Dense.gather([column.slice(0, 200), column.slice(0, 200)], np.arange(400))
-    assert len(dense._kept.buffer) == 3200
+    assert len(columns_module._thread_memory.buffer) == 3200
 
 
 def test_threads_gather_in_parallel_without_mixing_rows() -> None:

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strata.data.batch.columns import Chunk
-from strata.data.batch.dense import Dense
+from strata.data.batch.columns import Chunk, Dense
 from strata.data.order.assignment import BY_NAME, Strategy, lpt
 from strata.data.order.order import make_order
 from strata.data.order.schedule import Schedule

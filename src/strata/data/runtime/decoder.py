@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from strata.data.batch.arrow_columns import joined
+from strata.data.batch.columns import join_arrays
 from strata.data.filter import filter as filters
 from strata.data.formats.base import Headed, PagedReader
 from strata.data.plan.schema import PlainProjection
@@ -219,7 +219,7 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     return pa.RecordBatch.from_arrays(
-        [joined(column.chunks or [pa.array([], column.type)]) for column in table.columns], table.column_names
+        [join_arrays(column.chunks or [pa.array([], column.type)]) for column in table.columns], table.column_names
     )
 
 
