@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.batch.assembly import assemble
-from strata.data.batch.columns import Chunk
-from strata.data.batch.dense import Dense
+from strata.data.batch.columns import Chunk, Dense
 from strata.data.order.schedule import Block, Piece
 from strata.errors import NoData
 

@@ -16,13 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data.arrow_types import enlarged
-from strata.data.batch import dense
-from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.columns import Chunk, Column, deal, gather
-from strata.data.batch.dense import Dense
+from strata.data.batch import columns as columns_module
+from strata.data.batch.columns import ArrowColumn, Chunk, Column, Dense, Ragged, deal, gather
 from strata.data.batch.output import Presenter
 from strata.data.batch.policy import decide
-from strata.data.batch.ragged import Ragged
 from strata.data.memory import pool
 from strata.errors import LimitExceeded
 
@@ -69,7 +66,7 @@ pieces_of_rows = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 20)), mi
 @pytest.mark.parametrize("is_packed", [False, True])
 @settings(max_examples=40)
 @given(indices=st.lists(st.lists(st.integers(0, 126), min_size=1, max_size=20), min_size=1, max_size=5))
-def test_dealing_rows_is_gathering_them_for_each_index(is_packed: bool, indices: list[list[int]]) -> None:
+def test_deal_returns_what_gather_returns_for_each_index(is_packed: bool, indices: list[list[int]]) -> None:
     words = ArrowColumn(pa.array([f"word {row % 3}" for row in range(127)]).dictionary_encode())
     chunk = Chunk({kind: make(range(127)) for kind, make in MAKERS.items()} | {"words": words}, 127)
     given = chunk.pack() if is_packed else chunk
@@ -83,7 +80,7 @@ def test_dealing_rows_is_gathering_them_for_each_index(is_packed: bool, indices:
         }
 
 
-def test_what_is_dealt_is_freed_index_by_index() -> None:
+def test_the_chunks_that_deal_returns_are_freed_one_by_one() -> None:
     chunk = Chunk({name: Dense(np.arange(100_000)) for name in "ab"}, 100_000).pack()
     before = pool().bytes_allocated()
     parts = deal(chunk, [np.arange(0, 100_000, 2), np.arange(1, 100_000, 2)])
@@ -92,7 +89,7 @@ def test_what_is_dealt_is_freed_index_by_index() -> None:
     assert pool().bytes_allocated() - before <= both * 0.6
 
 
-def test_no_row_is_dealt_that_does_not_exist() -> None:
+def test_deal_rejects_rows_that_do_not_exist_and_empty_indices() -> None:
     chunk = Chunk({name: Dense(np.arange(10)) for name in "ab"}, 10).pack()
     for wrong in ([10], [-1], []):
         with pytest.raises(AssertionError):
@@ -102,7 +99,9 @@ def test_no_row_is_dealt_that_does_not_exist() -> None:
 @pytest.mark.parametrize("kind", MAKERS)
 @settings(max_examples=40)
 @given(pieces=pieces_of_rows, data=st.data())
-def test_gathering_slices_equals_gathering_lists(kind: str, pieces: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_gather_selects_rows_of_slices_like_rows_of_lists(
+    kind: str, pieces: list[tuple[int, int]], data: st.DataObject
+) -> None:
     whole = MAKERS[kind](range(127))
     expected = as_rows(whole)
     columns = [whole.slice(first, first + size) for first, size in pieces]
@@ -116,7 +115,7 @@ def test_gathering_slices_equals_gathering_lists(kind: str, pieces: list[tuple[i
     assert as_rows(gathered.slice(0, len(gathered) // 2)) == as_rows(gathered)[: len(gathered) // 2]
 
 
-def test_a_chunk_gathers_all_its_columns_by_one_index() -> None:
+def test_gather_selects_the_same_rows_of_every_column() -> None:
     rows = range(50)
     chunk = Chunk({kind: make(rows) for kind, make in MAKERS.items()}, len(rows))
     index = np.array([13, 0, 3, 3, 18])
@@ -127,7 +126,7 @@ def test_a_chunk_gathers_all_its_columns_by_one_index() -> None:
         assert as_rows(gathered.columns[kind]) == as_rows(make(expected)), kind
 
 
-def test_a_whole_chunk_is_not_copied() -> None:
+def test_gather_does_not_copy_a_whole_chunk() -> None:
     chunk = Chunk({"x": dense_of("int64", None)(range(9))}, 9)
     assert gather([chunk], None) is chunk
     assert chunk.slice(0, 9) is chunk
@@ -137,7 +136,7 @@ def test_a_whole_chunk_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("place", [-1, 20])
-def test_an_index_beyond_the_rows_is_never_clipped_to_another_row(place: int) -> None:
+def test_gather_never_clips_an_index_out_of_range_to_another_row(place: int) -> None:
     chunk = Chunk({"x": dense_of("int64", None)(range(10))}, 10)
     with pytest.raises(AssertionError, match="no such row"):
         gather([chunk, chunk], np.array([0, place]))
@@ -174,14 +173,14 @@ def test_large_gathers_are_writable_and_share_no_memory(width: int | None) -> No
 
 
 def test_the_scratch_memory_of_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "SCRATCH_BYTES", 4096)
-    monkeypatch.setattr(dense, "_kept", threading.local())
+    monkeypatch.setattr(columns_module, "SCRATCH_BYTES", 4096)
+    monkeypatch.setattr(columns_module, "_thread_memory", threading.local())
     column = dense_of("int64", None)(range(1000))
     large = Dense.gather([column, column], np.arange(2000))
     assert large.values[1999] == 999
-    assert not hasattr(dense._kept, "buffer")
+    assert not hasattr(columns_module._thread_memory, "buffer")
     Dense.gather([column.slice(0, 200), column.slice(0, 200)], np.arange(400))
-    assert len(dense._kept.buffer) == 3200
+    assert len(columns_module._thread_memory.buffer) == 3200
 
 
 def test_threads_gather_in_parallel_without_mixing_rows() -> None:
@@ -210,7 +209,7 @@ HUGE = pa.py_buffer(np.array([0, 2**30], np.int32))
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_rows_whose_offsets_do_not_fit_32_bits_are_joined_with_larger_ones(is_packed: bool) -> None:
+def test_rows_that_exceed_32_bit_offsets_are_joined_with_64_bit_offsets(is_packed: bool) -> None:
     # Nulls need no memory; strings and lists have the same offsets.
     nulls = pa.Array.from_buffers(pa.list_(pa.null()), 1, [None, HUGE], children=[pa.nulls(2**30)])
     columns: dict[str, Column] = {"s": ArrowColumn(nulls)}
@@ -239,7 +238,7 @@ def test_a_column_joined_as_a_large_type_is_delivered_in_the_planned_type() -> N
     assert [column.to_pylist() for column in pa.Table.from_batches(batches).columns] == values
 
 
-def test_rows_that_no_type_can_address_are_refused_with_the_cure() -> None:
+def test_rows_that_no_type_can_address_are_rejected_with_the_cure() -> None:
     numbers = pa.Array.from_buffers(pa.int8(), 2**30, [None, pa.py_buffer(mmap.mmap(-1, 2**30))])
     entries = pa.StructArray.from_arrays([numbers, numbers], ["key", "value"])
     kind = pa.map_(pa.int8(), pa.int8())

@@ -17,12 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.columns import Chunk, Column, gather
+from strata.data.batch.columns import ArrowColumn, Chunk, Column, Dense, Ragged, gather
 from strata.data.batch.conversion import Converter, vocabulary_values
-from strata.data.batch.dense import Dense
 from strata.data.batch.policy import decide
-from strata.data.batch.ragged import Ragged
 from strata.data.batch.vocabulary import Vocabulary, from_bytes, to_bytes
 from strata.errors import InvalidArgument, LimitExceeded, NullsFound, SchemaMismatch
 

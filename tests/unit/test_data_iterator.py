@@ -65,7 +65,7 @@ class Made:
         self.recorder = LoaderRecorder(1, self.clock)
         self.positions: list[int] = []
         facts = PlanFacts(
-            num_units=8,
+            num_row_groups=8,
             num_splits=8,
             is_local=True,
             world_size=1,

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.order.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_of_units
+from strata.data.order.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_row_groups
 from strata.data.order.schedule import Block, Outline, Schedule
 from strata.data.order.steps import Steps
 from strata.errors import InvalidArgument
 
-Row = tuple[int, int]  # unit, row in it
+Row = tuple[int, int]  # row group, row in it
 
 
 def plan_of(unit_rows: list[int], units_per_split: int = 1) -> Any:
@@ -27,11 +27,11 @@ def plan_of(unit_rows: list[int], units_per_split: int = 1) -> Any:
 
 
 def naive_order(order: Order) -> list[Row]:
-    """By the definition, row by row."""
+    """Compute the order row by row, from its definition."""
     sequence = [
-        (int(unit), row)
-        for place, unit in enumerate(order.units)
-        for row in range(int(order.unit_starts[place + 1] - order.unit_starts[place]))
+        (int(row_group), row)
+        for place, row_group in enumerate(order.row_groups)
+        for row in range(int(order.row_group_starts[place + 1] - order.row_group_starts[place]))
     ]
     num_rows, num_lanes = order.num_rows, order.num_lanes
     lanes = []
@@ -49,19 +49,19 @@ def naive_order(order: Order) -> list[Row]:
 
 
 def rows_of(schedule: Schedule, outline: Outline) -> Iterator[list[Row]]:
-    """The batches of a block, by way of pieces and indices."""
+    """Yield the batches of a block, from its pieces and its index."""
     return batches_of(outline, schedule.block(outline))
 
 
 def batches_of(outline: Outline, block: Block) -> Iterator[list[Row]]:
     assert (outline.first_batch, outline.num_batches) == (block.first_batch, block.num_batches)
-    assert set(block.units) <= set(outline.units)
+    assert set(block.row_groups) <= set(outline.row_groups)
     rows: list[Row] = []
     for piece in block.pieces:
         picked = range(piece.first, piece.last) if piece.rows is None else piece.rows.tolist()
         assert piece.num_rows == len(picked)
         assert all(piece.first <= row < piece.last for row in picked)
-        rows += [(piece.unit, row) for row in picked]
+        rows += [(piece.row_group, row) for row in picked]
     rows = rows if block.index is None else [rows[i] for i in block.index]
     assert len(rows) == sum(block.sizes)
     for size in block.sizes:
@@ -70,18 +70,18 @@ def batches_of(outline: Outline, block: Block) -> Iterator[list[Row]]:
 
 
 def delivered(schedule: Schedule, from_batch: int = 0, to_batch: int | None = None) -> list[list[Row]]:
-    """What a rank gets, batch by batch."""
+    """Return the batches of a rank."""
     batches = [batch for outline in schedule.outlines(from_batch) for batch in rows_of(schedule, outline)]
     return batches[: None if to_batch is None else to_batch - from_batch]
 
 
-units = st.lists(st.integers(1, 13), min_size=1, max_size=8)
+row_groups = st.lists(st.integers(1, 13), min_size=1, max_size=8)
 worlds = st.tuples(st.integers(1, 5), st.integers(1, 7))  # ranks, batch size
 
 
 @st.composite
 def orders(draw: st.DrawFn) -> Order:
-    rows = draw(units)
+    rows = draw(row_groups)
     shuffle = draw(st.booleans())
     return make_order(
         plan_of(rows, draw(st.integers(1, 3))),
@@ -97,7 +97,7 @@ def steps_of(order: Order, world: tuple[int, int], first: int = 0, tail: Any = "
     return Steps(num_rows=order.num_rows, first=first, world_size=world[0], batch_size=world[1], tail=tail)
 
 
-def test_lanes_take_turns_and_the_longer_ones_give_the_last_rows() -> None:
+def test_lanes_take_turns_and_the_longer_ones_have_the_last_rows() -> None:
     lanes = Lanes(num_rows=8, num_lanes=3)  # 2, 3, 3
     assert lanes.starts().tolist() == [0, 2, 5, 8]
     taken = lanes.taken(np.arange(9))
@@ -119,25 +119,25 @@ def test_every_position_takes_one_row_of_one_lane(num_rows: int, num_lanes: int)
 
 
 @given(starts=st.lists(st.integers(1, 4), min_size=1, max_size=9), seed=st.integers(0, 99), epoch=st.integers(0, 9))
-def test_a_shuffle_permutes_splits_and_keeps_the_units_of_each_together(
+def test_a_shuffle_permutes_splits_and_keeps_the_row_groups_of_each_together(
     starts: list[int], seed: int, epoch: int
 ) -> None:
     split_starts = np.cumsum([0, *starts])
-    units = sequence_of_units(split_starts, seed=seed, epoch=epoch, shuffle=True).tolist()
-    assert sorted(units) == list(range(split_starts[-1]))
+    row_groups = sequence_row_groups(split_starts, seed=seed, epoch=epoch, shuffle=True).tolist()
+    assert sorted(row_groups) == list(range(split_starts[-1]))
     for first, end in itertools.pairwise(split_starts):
-        place = units.index(first)
-        assert units[place : place + end - first] == list(range(first, end))
+        place = row_groups.index(first)
+        assert row_groups[place : place + end - first] == list(range(first, end))
 
 
 def test_the_order_is_frozen() -> None:
     """A change of these figures would make every saved position mean other rows."""
     order = make_order(plan_of([4, 3, 5]), seed=42, epoch=1, shuffle=True, num_lanes=2, window_rows=3)
-    assert [(int(unit), row) for unit, row in naive_order(order)] == FROZEN
+    assert [(int(row_group), row) for row_group, row in naive_order(order)] == FROZEN
 
 
 @given(order=orders(), world=worlds, tail=st.sampled_from(["uneven", "pad", "drop"]), block_rows=st.integers(1, 30))
-def test_ranks_together_get_the_order_and_all_in_the_same_number_of_batches(
+def test_all_ranks_together_read_the_order_in_the_same_number_of_batches(
     order: Order, world: tuple[int, int], tail: str, block_rows: int
 ) -> None:
     expected = naive_order(order)
@@ -161,7 +161,7 @@ def test_ranks_together_get_the_order_and_all_in_the_same_number_of_batches(
 
 
 @given(order=orders(), worlds=st.lists(worlds, min_size=1, max_size=4), data=st.data())
-def test_any_chain_of_worlds_of_any_size_reads_every_row_once(
+def test_every_row_is_read_once_across_any_sequence_of_world_sizes(
     order: Order, worlds: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Each world stops after some batch, and the next, with other ranks and batches, goes on from there."""
@@ -185,7 +185,7 @@ def test_any_chain_of_worlds_of_any_size_reads_every_row_once(
 
 
 @given(order=orders(), world=worlds, data=st.data())
-def test_a_schedule_that_begins_in_the_middle_gives_the_same_batches(
+def test_a_schedule_that_starts_in_the_middle_returns_the_same_batches(
     order: Order, world: tuple[int, int], data: st.DataObject
 ) -> None:
     steps = steps_of(order, world)
@@ -199,7 +199,7 @@ def test_a_schedule_that_begins_in_the_middle_gives_the_same_batches(
 
 
 @given(order=orders(), world=worlds, block_rows=st.integers(1, 30), data=st.data())
-def test_a_schedule_that_starts_small_gives_the_same_batches_in_blocks_that_grow(
+def test_a_schedule_that_starts_small_returns_the_same_batches_in_growing_blocks(
     order: Order, world: tuple[int, int], block_rows: int, data: st.DataObject
 ) -> None:
     steps = steps_of(order, world)
@@ -215,19 +215,19 @@ def test_a_schedule_that_starts_small_gives_the_same_batches_in_blocks_that_grow
 
 
 @given(order=orders(), world=worlds, sizes=st.lists(st.integers(0, 40), min_size=1, max_size=9))
-def test_where_blocks_end_does_not_change_what_is_in_a_batch(
+def test_the_borders_of_blocks_do_not_change_the_contents_of_batches(
     order: Order, world: tuple[int, int], sizes: list[int]
 ) -> None:
     steps = steps_of(order, world)
     for rank in range(world[0]):
         schedule = Schedule(order, steps, rank, 1000)
         turns = itertools.cycle(sizes)
-        outlines = schedule.outlines(most_rows=turns.__next__)
+        outlines = schedule.outlines(max_rows=turns.__next__)
         assert [batch for outline in outlines for batch in rows_of(schedule, outline)] == delivered(schedule)
 
 
 def together(schedule: Schedule, from_batch: int) -> list[list[Row]]:
-    """As `delivered`, the blocks of each window worked out at once."""
+    """Return the same as `delivered`, with the blocks of each window computed together."""
     batches: list[list[Row]] = []
     window: list[Outline] = []
     for outline in schedule.outlines(from_batch):
@@ -248,7 +248,7 @@ def together(schedule: Schedule, from_batch: int) -> list[list[Row]]:
     part_rows=st.integers(1, 30) | st.none(),
     data=st.data(),
 )
-def test_blocks_of_a_window_worked_out_together_have_the_same_batches(
+def test_blocks_of_a_window_computed_together_have_the_same_batches(
     order: Order, world: tuple[int, int], tail: str, block_rows: int, part_rows: int | None, data: st.DataObject
 ) -> None:
     steps = steps_of(order, world, tail=tail)
@@ -258,7 +258,7 @@ def test_blocks_of_a_window_worked_out_together_have_the_same_batches(
         assert together(Schedule(order, steps, rank, block_rows, part_rows=part_rows), batch) == whole[batch:]
 
 
-def test_only_a_window_that_is_too_large_for_a_block_is_made_in_small_parts() -> None:
+def test_only_a_window_that_is_too_large_for_one_block_is_cut_into_small_blocks() -> None:
     order = make_order(plan_of([1000]), seed=1, epoch=0, shuffle=True, num_lanes=2, window_rows=200)
 
     def sizes(block_rows: int) -> list[int]:
@@ -270,23 +270,23 @@ def test_only_a_window_that_is_too_large_for_a_block_is_made_in_small_parts() ->
     assert sizes(50) == [50] * 20
 
 
-def test_one_rank_without_shuffle_reads_plain_file_order_and_copies_nothing() -> None:
+def test_one_rank_without_shuffle_reads_in_file_order_and_copies_nothing() -> None:
     order = make_order(plan_of([4, 3, 5]), seed=1, epoch=2, shuffle=False, num_lanes=1, window_rows=7)
     schedule = Schedule(order, steps_of(order, (1, 5)), 0, 100)
     (block,) = schedule.blocks()
     assert block.index is None
-    assert [(p.unit, p.first, p.last) for p in block.pieces] == [(0, 0, 4), (1, 0, 3), (2, 0, 5)]
+    assert [(p.row_group, p.first, p.last) for p in block.pieces] == [(0, 0, 4), (1, 0, 3), (2, 0, 5)]
     assert block.sizes == (5, 5, 2)
 
 
 @given(
     rows=st.lists(st.integers(20, 60), min_size=4, max_size=12), world_size=st.integers(1, 4), batch=st.integers(1, 12)
 )
-def test_with_the_lanes_that_we_choose_a_unit_is_read_by_one_rank_or_by_two_at_a_border(
+def test_with_the_default_lanes_a_row_group_is_read_by_one_rank_or_two_at_a_border(
     rows: list[int], world_size: int, batch: int
 ) -> None:
     lanes = choose_lanes(
-        world_size=world_size, batch_size=batch, num_units=len(rows), shuffle=True, max_lanes_per_rank=4
+        world_size=world_size, batch_size=batch, num_row_groups=len(rows), shuffle=True, max_lanes_per_rank=4
     )
     window = choose_window(num_lanes=lanes, batch_rows=world_size * batch, shuffle_buffer_size=50)
     order = make_order(plan_of(rows), seed=3, epoch=0, shuffle=True, num_lanes=lanes, window_rows=window)
@@ -294,36 +294,35 @@ def test_with_the_lanes_that_we_choose_a_unit_is_read_by_one_rank_or_by_two_at_a
     readers: dict[int, set[int]] = {}
     for rank in range(world_size):
         for block in Schedule(order, steps, rank, 9).blocks():
-            for unit in block.units:
-                readers.setdefault(unit, set()).add(rank)
-    # A unit is in one lane, or in those that meet in it; lanes of neighbours belong to neighbouring ranks.
+            for row_group in block.row_groups:
+                readers.setdefault(row_group, set()).add(rank)
+    # A row group lies in one lane or in adjacent lanes, which belong to the same or to adjacent ranks.
     per_lane = order.num_rows / lanes
-    for unit, ranks in readers.items():
-        assert len(ranks) <= 2 + rows[unit] // (per_lane * lanes / world_size)
+    for row_group, ranks in readers.items():
+        assert len(ranks) <= 2 + rows[row_group] // (per_lane * lanes / world_size)
 
 
-def test_a_padded_batch_may_need_the_first_and_the_last_window_and_none_between() -> None:
+def test_a_padded_batch_may_need_only_the_first_and_the_last_window() -> None:
     order = make_order(plan_of([9]), seed=1, epoch=0, shuffle=True, num_lanes=1, window_rows=2)
-    steps = steps_of(
-        order, (3, 4), tail="pad"
-    )  # 9 rows for 12 places: the last rank has the last row and the first three
+    # 9 rows for 12 places: the last rank has the last row and the first three.
+    steps = steps_of(order, (3, 4), tail="pad")
     batches = [delivered(Schedule(order, steps, rank, 9)) for rank in range(3)]
     expected = naive_order(order)
     assert [row for (batch,) in batches for row in batch] == [*expected, *expected[:3]]
 
 
-def test_the_window_is_the_buffer_over_all_lanes_and_ends_where_batches_end() -> None:
+def test_a_window_is_one_lanes_part_of_the_buffer_and_ends_with_a_batch() -> None:
     assert choose_window(num_lanes=8, batch_rows=1024, shuffle_buffer_size=100_000) == 12_416
     assert 12_416 % (1024 // 8) == 0
     assert choose_window(num_lanes=8, batch_rows=1024, shuffle_buffer_size=10) == 128  # never less than a batch
     assert choose_window(num_lanes=3, batch_rows=1024, shuffle_buffer_size=100) == 33
-    assert choose_window(num_lanes=3, batch_rows=250, shuffle_buffer_size=2_000) == 500  # 1,500 rows are six batches
+    assert choose_window(num_lanes=3, batch_rows=250, shuffle_buffer_size=2_000) == 500  # 1,500 rows, six batches
     assert choose_window(num_lanes=300, batch_rows=100, shuffle_buffer_size=1) == 1
 
 
-def test_lanes_divide_the_batch_so_that_ranks_share_none() -> None:
+def test_the_number_of_lanes_divides_the_batch_so_that_no_two_ranks_share_a_lane() -> None:
     def chosen(**more: int) -> int:
-        given = {"world_size": 4, "batch_size": 1024, "num_units": 1000, "max_lanes_per_rank": 8} | more
+        given = {"world_size": 4, "batch_size": 1024, "num_row_groups": 1000, "max_lanes_per_rank": 8} | more
         return choose_lanes(shuffle=True, **given)
 
     assert chosen() == 32
@@ -331,12 +330,12 @@ def test_lanes_divide_the_batch_so_that_ranks_share_none() -> None:
     assert chosen(batch_size=7) == 4 * 7
     assert chosen(batch_size=997) == 4
     assert chosen(world_size=1, batch_size=997) == 8
-    assert chosen(num_units=8) == 8
-    assert chosen(num_units=2) == 4
-    assert choose_lanes(world_size=3, batch_size=8, num_units=9, shuffle=False, max_lanes_per_rank=8) == 3
+    assert chosen(num_row_groups=8) == 8
+    assert chosen(num_row_groups=2) == 4
+    assert choose_lanes(world_size=3, batch_size=8, num_row_groups=9, shuffle=False, max_lanes_per_rank=8) == 3
 
 
-def test_the_tail_is_cut_as_asked() -> None:
+def test_the_last_batch_is_uneven_padded_or_dropped_as_configured() -> None:
     def tail(kind: Any, num_rows: int) -> tuple[list[int], int, int]:
         steps = Steps(num_rows=num_rows, first=0, batch_size=4, world_size=3, tail=kind)
         given = [steps.given_rows(batch) for batch in range(steps.num_batches)]
@@ -351,7 +350,7 @@ def test_the_tail_is_cut_as_asked() -> None:
     assert tail("uneven", 24) == tail("pad", 24) == tail("drop", 24) == ([12, 12], 0, 0)
 
 
-def test_an_unknown_tail_and_an_empty_batch_are_refused_with_the_cure() -> None:
+def test_an_unknown_tail_and_an_empty_batch_are_rejected_with_the_cure() -> None:
     with pytest.raises(InvalidArgument, match="uneven, pad, drop"):
         Steps(num_rows=3, first=0, batch_size=1, world_size=1, tail="cut")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="batch_size=0 must be at least 1"):

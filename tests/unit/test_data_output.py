@@ -18,13 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_convert
 
-from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.columns import Chunk, gather
+from strata.data.batch.columns import ArrowColumn, Chunk, Dense, Ragged, gather
 from strata.data.batch.conversion import Converter, vocabulary_values
-from strata.data.batch.dense import Dense
 from strata.data.batch.output import PaddedRows, Presenter, RaggedRows, pad
 from strata.data.batch.policy import decide
-from strata.data.batch.ragged import Ragged
 from strata.data.batch.vocabulary import Vocabulary
 from strata.errors import ConfigError, InvalidArgument
 
@@ -253,7 +250,7 @@ def test_a_format_whose_package_is_missing_names_the_cure(package: str, monkeypa
 def test_arrays_need_no_torch() -> None:
     script = (
         "import sys, numpy as np; from strata.data.batch.output import Presenter; "
-        "from strata.data.batch.columns import Chunk; from strata.data.batch.dense import Dense; "
+        "from strata.data.batch.columns import Chunk, Dense; "
         "print(Presenter('numpy', ()).present(Chunk({'x': Dense(np.arange(3))}, 3), [3])[0]['x'].sum(), "
         "'torch' in sys.modules)"
     )

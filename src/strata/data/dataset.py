@@ -49,9 +49,9 @@ MAX_LANES_PER_RANK = 8
 """More lanes mix a batch from more places, and hold more decoded row groups at once."""
 BLOCK_BYTES = 16 << 20
 PART_ROWS = 1 << 17
-"""Rows of a block whose window is too large for one block: a column of 8 bytes a row still fits a cache of 1 MB."""
+"""Rows of a block whose window is too large for one block: a column of 8 bytes per row then takes 1 MiB."""
 PIECE_ROWS = 1 << 10
-"""Rows that a unit gives to such a block at least, on average: with fewer, the work per piece would count."""
+"""Minimum average rows of a row group in such a block; with fewer, the fixed cost per piece would dominate."""
 MAX_BLOCK_ROWS = 1 << 20
 """Size of a block without shuffle: large enough that the work per block is negligible."""
 
@@ -180,11 +180,11 @@ class Dataset:
                 present=self._deliverer.present,
                 strategy=by_name(config.runtime.split_strategy),
                 recorder=self._recorder,
-                budget_bytes=config.runtime.prefetch_bytes,
+                prefetch_bytes=config.runtime.prefetch_bytes,
                 row_bytes=self._deliverer.row_bytes,
                 block_bytes=block_bytes,
                 has_head=(lambda _: False) if self._is_warm else self._has_head,
-                skips_bad_units=config.plan.on_error == "skip",
+                skips_bad_row_groups=config.plan.on_error == "skip",
                 on_skip=partial(self._skipped, set()),
             )
             pipeline = Pipeline(work)
@@ -282,7 +282,7 @@ class Dataset:
             lanes = choose_lanes(
                 world_size=self.ranks.world_size,
                 batch_size=order.batch_size,
-                num_units=plan.num_units,
+                num_row_groups=plan.num_units,
                 shuffle=order.shuffle,
                 max_lanes_per_rank=lanes_that_fit(
                     plan, self._deliverer.row_bytes, self.config.plan.split_bytes, MAX_LANES_PER_RANK
@@ -325,9 +325,9 @@ class Dataset:
             return None
         return Fetcher(self._recipe, prefetch_bytes=self.config.runtime.prefetch_bytes)
 
-    def _has_head(self, unit: int) -> bool:
+    def _has_head(self, row_group: int) -> bool:
         # With on_error="skip", no row of a damaged row group is delivered, and only its end shows that it is intact.
-        return not self._processes and self.config.plan.on_error == "raise" and has_head(self._recipe, unit)
+        return not self._processes and self.config.plan.on_error == "raise" and has_head(self._recipe, row_group)
 
     def _block_size(self, *, has_windows: bool) -> tuple[int, int]:
         """Return the maximum bytes and rows of a block.
@@ -341,26 +341,29 @@ class Dataset:
         num_rows = max(1, num_bytes // self._deliverer.row_bytes)
         return num_bytes, num_rows if has_windows else min(MAX_BLOCK_ROWS, num_rows)
 
-    def _part_rows(self, window_rows: int) -> int:
-        """How many rows a block has whose window, of all ranks together, is too large for one block."""
-        units_per_window = window_rows * self.plan.num_units / max(1, int(self.plan.unit_rows.sum()))
-        return max(PART_ROWS, int(units_per_window / self.ranks.world_size) * PIECE_ROWS)
+    def _part_rows(self, shuffle_buffer_rows: int) -> int:
+        """Return the maximum rows of a block if the shuffle buffer is too large for one block.
 
-    def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
+        `shuffle_buffer_rows`: of all ranks together.
+        """
+        row_groups_per_buffer = shuffle_buffer_rows * self.plan.num_units / max(1, int(self.plan.unit_rows.sum()))
+        return max(PART_ROWS, int(row_groups_per_buffer / self.ranks.world_size) * PIECE_ROWS)
+
+    def _skipped(self, known: set[int], row_group: int, error: BaseException) -> None:
         """Log and count a skipped row group once per pass (`known`), although several blocks may need it."""
-        if unit not in known:
-            known.add(unit)
-            self._recorder.skipped_unit()
-            log.warning("skipped a row group with %d rows: %s", self.plan.unit_rows[unit], error)
+        if row_group not in known:
+            known.add(row_group)
+            self._recorder.skipped_row_group()
+            log.warning("skipped a row group with %d rows: %s", self.plan.unit_rows[row_group], error)
 
     def _facts(self) -> PlanFacts:
         formats = {file.format for file in self.plan.files}
         return PlanFacts(
-            num_units=self.plan.num_units,
+            num_row_groups=self.plan.num_units,
             num_splits=self.plan.num_splits,
             is_local=self._recipe.source.is_local,
             world_size=self.ranks.world_size,
-            unit_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
+            row_group_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
             worker_type=self.config.runtime.worker_type,
             num_cpus=len(os.sched_getaffinity(0)),
         )

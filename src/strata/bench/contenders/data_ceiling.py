@@ -64,7 +64,7 @@ class Ceiling:
                     raise found
                 yield {name: as_tensor(found[name]) for name in found.column_names}
         finally:
-            _end(threads, tasks, made)
+            _join(threads, tasks, made)
 
     def batches(self, num_rows: int) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the same rows in batches; the last batch of each row group is smaller."""
@@ -74,17 +74,17 @@ class Ceiling:
                 yield dict(zip(group, batch, strict=True))
 
     def shuffled_batches(self, num_rows: int, buffer_rows: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The same in random order within buffers of at least this size."""
+        """Yield the rows in batches, shuffled within buffers of at least `buffer_rows`."""
         random = np.random.default_rng(SEED)
         groups: list[dict[str, torch.Tensor]] = []
         with ThreadPoolExecutor(NUM_WORKERS) as threads:
             for group in self.row_groups():
                 groups.append(group)
                 if sum(map(_num_rows, groups)) >= buffer_rows:
-                    yield from _permuted(groups, num_rows, random, threads)
+                    yield from _shuffle(groups, num_rows, random, threads)
                     groups = []
             if groups:
-                yield from _permuted(groups, num_rows, random, threads)
+                yield from _shuffle(groups, num_rows, random, threads)
 
     def _decode(self, tasks: queue.SimpleQueue[tuple[int, int]], made: queue.Queue[pa.Table | Exception]) -> None:
         handles: dict[int, pq.ParquetFile] = {}
@@ -110,25 +110,25 @@ def _num_rows(group: Mapping[str, torch.Tensor]) -> int:
     return len(next(iter(group.values())))
 
 
-def _permuted(
+def _shuffle(
     groups: Sequence[Mapping[str, torch.Tensor]],
     num_rows: int,
     random: np.random.Generator,
     threads: ThreadPoolExecutor,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """All rows of the row groups in one random order, in batches."""
+    """Yield all rows of the row groups in random order, in batches."""
     order = random.permutation(sum(map(_num_rows, groups)))
 
-    def parts(name: str) -> Sequence[torch.Tensor]:
+    def split_column(name: str) -> Sequence[torch.Tensor]:
         joined = np.concatenate([group[name].numpy() for group in groups])
         return torch.split(torch.from_numpy(np.take(joined, order)), num_rows)
 
-    for batch in zip(*threads.map(parts, groups[0]), strict=True):
+    for batch in zip(*threads.map(split_column, groups[0]), strict=True):
         yield dict(zip(groups[0], batch, strict=True))
 
 
-def _end(threads: Sequence[threading.Thread], *queues: Any) -> None:
-    """Stop the threads and drop queued row groups, even in the middle of a pass."""
+def _join(threads: Sequence[threading.Thread], *queues: Any) -> None:
+    """Join the threads, and discard what is queued: the consumer may have stopped early."""
     for thread in threads:
         while thread.is_alive():
             for each in queues:

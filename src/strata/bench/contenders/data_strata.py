@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SMALL_BATCH_SIZE = 1_024
 SHUFFLE_BUFFER_SIZE = 100_000
 LARGE_BUFFER_SIZE = 1_000_000
-"""Rows of more than 200 MB, which are dealt to several blocks before they are gathered."""
+"""More than 200 MB, so that row groups are dealt to several blocks."""
 SPLIT_BYTES = 128 << 20
 ROW_BYTES = 8 + 13 * 4 + 13 * 4 + 13 * 8 + 1
 PROJECTION_TIMES = 8

@@ -49,7 +49,9 @@ def assemble(
     `dealt`: pieces that are cut already, by their index in the block; `chunks` may lack their row groups.
     """
     ready = dealt or {}
-    pieces = [ready.get(place) or _cut_if_there(piece, chunks[piece.unit]) for place, piece in enumerate(block.pieces)]
+    pieces = [
+        ready.get(place) or _cut_if_there(piece, chunks[piece.row_group]) for place, piece in enumerate(block.pieces)
+    ]
     if any(piece is None for piece in pieces):
         if all(piece is None for piece in pieces) and (spare := find_spare()) is not None:
             rows = gather([spare], np.zeros(block.num_batches, dtype=np.int64))
@@ -111,7 +113,7 @@ def _assemble_what_is_left(block: Block, pieces: Sequence[Chunk | None], present
     is_there = np.repeat([piece is not None for piece in pieces], counts)
     index: npt.NDArray[np.integer[Any]] = np.arange(sum(counts)) if block.index is None else block.index
     if not is_there.any():
-        missing = ", ".join(map(str, block.units[:3]))
+        missing = ", ".join(map(str, block.row_groups[:3]))
         raise NoData(
             f"nothing is left of batches {block.first_batch} to {block.first_batch + block.num_batches - 1}: none of "
             f"their row groups ({missing}, …) could be read, so on_error='skip' has no rows; repair the files"

@@ -16,11 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from strata.data.arrow_types import physical, plain, recast
-from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.columns import Chunk
-from strata.data.batch.dense import Dense
+from strata.data.batch.columns import ArrowColumn, Chunk, Dense, Ragged
 from strata.data.batch.policy import Kind, Nulls
-from strata.data.batch.ragged import Ragged
 from strata.errors import InvalidArgument, NullsFound, SchemaMismatch
 
 if TYPE_CHECKING:

@@ -22,10 +22,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from strata.data.arrow_types import of_numbers, recast
-from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.dense import Dense
+from strata.data.batch.columns import ArrowColumn, Dense, Ragged
 from strata.data.batch.policy import OUTPUT_FORMATS, Kind
-from strata.data.batch.ragged import Ragged
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded, SchemaMismatch, StrataError
 
 if TYPE_CHECKING:

@@ -1,8 +1,11 @@
-"""From batches to slices of units: what one rank must decode, and how its rows lie in it.
+"""The schedule of one rank: which rows of which row groups each of its batches needs.
 
-A *block* is a run of batches that are made together. Its pieces, behind one another, contain every row that it needs;
-its index says in which order they are delivered. Blocks know nothing of each other: any batch can be the first, which
-is why resuming costs no replay.
+A *block* is a run of consecutive batches that are assembled together. Its concatenated pieces contain every row that it
+needs, and its index gives the order in which they are delivered. Blocks do not depend on each other, so a schedule can
+start at any batch, and resuming needs no replay.
+
+A *window* of the rank is the windows of all its lanes with the same number (`order.py`), one filling of the shuffle
+buffer. A block never extends beyond the window in which its first batch ends.
 """
 
 from __future__ import annotations
@@ -23,23 +26,23 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
     Rows = npt.NDArray[np.integer[Any]]
-    """Rows or places of a window: half as wide where many blocks are worked out at once."""
+    """Row numbers; 32 bits wide where the blocks of a window are computed together."""
 
 SPARSE = 0.75
-"""Below this share of a window, a block takes the rows that it needs out of each unit, which then need not be held."""
+"""If it needs less than this share of a window, a block copies its rows, so that the row groups can be freed."""
 SORTED = 1 / 16
-"""Below this share of a window, it is quicker to sort the rows that are needed than to mark them in the window."""
+"""If it needs less than this share of a window, sorting the rows is faster than marking them in the window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """Rows of one unit."""
+    """Rows of one row group: all in [first, last), or some of them."""
 
-    unit: int
+    row_group: int
     first: int
     last: int
     rows: Rows | None = None
-    """Only these, counted from the unit's first row, ascending; None: all from `first` to `last`."""
+    """Only these row numbers of the row group, ascending; None: all from `first` up to, not including, `last`."""
 
     @property
     def num_rows(self) -> int:
@@ -48,107 +51,109 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outline:
-    """What is known of a block without working out where each of its rows is."""
+    """What is known of a block before its rows are located, which is expensive."""
 
     first_batch: int
     num_batches: int
-    units: tuple[int, ...]
-    """All that the block needs, each once, in the order of their rows."""
+    row_groups: tuple[int, ...]
+    """The row groups that the block needs, without duplicates, in the order of their rows."""
     ends_window: bool = True
-    """Whether the next block needs no rows of this one's window."""
+    """Whether this is the last block of its window."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
+    """Consecutive batches that are assembled together."""
+
     first_batch: int
     sizes: tuple[int, ...]
-    """Rows that the rank gets, batch by batch."""
+    """Rows of each batch on this rank."""
     pieces: tuple[Piece, ...]
     index: Rows | None
-    """Which row of the pieces comes first, second, …; None: as they lie."""
+    """Which row of the concatenated pieces is delivered first, second, …; None: all of them, in order."""
 
     @property
     def num_batches(self) -> int:
         return len(self.sizes)
 
     @property
-    def units(self) -> tuple[int, ...]:
-        """Each once, in the order of the pieces."""
-        return tuple(dict.fromkeys(piece.unit for piece in self.pieces))
+    def row_groups(self) -> tuple[int, ...]:
+        """The row groups of the pieces, without duplicates, in order."""
+        return tuple(dict.fromkeys(piece.row_group for piece in self.pieces))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """One lane's window, cut into the blocks that deliver its rows."""
+    """A window of one lane, cut into the blocks that deliver its rows."""
 
     borders: Ints
-    """Positions in the window at which blocks begin, and the end of the last block."""
+    """The positions in the window at which the blocks begin, and the end of the last block."""
     picked: npt.NDArray[np.uint32]
-    """Rows of the window, block by block, ascending within a block."""
+    """Row numbers in the window, block by block, ascending within a block."""
     places: npt.NDArray[np.uint32]
-    """Of each position, which of its block's picked rows it takes."""
+    """For each position, the index of its row among the picked rows of its block."""
 
     def part(self, rows: slice) -> tuple[Rows, Rows]:
-        """The picked rows and the places of one block, which covers exactly these positions."""
-        assert {rows.start, rows.stop} <= set(self.borders.tolist()), "a part is one block"
+        """Return the picked rows and the places of the block that covers exactly these positions."""
+        assert {rows.start, rows.stop} <= set(self.borders.tolist()), "the positions are not those of one block"
         part = slice(rows.start - int(self.borders[0]), rows.stop - int(self.borders[0]))
         return self.picked[part], self.places[part]
 
 
 class _Cuts:
-    """The windows of several blocks. Each is sorted once; block by block, it would be gone through for every block."""
+    """The windows that several blocks deliver. Each is cut once for all of them, not once per block."""
 
     def __init__(self, order: Order, borders: Ints) -> None:
-        """`borders`: by block and lane, the first row of the lane that the block delivers; one row more for the end."""
+        """`borders[b, l]`: the first row of lane l that block b delivers; one more entry per lane for the end."""
         self._order = order
         self._borders = borders
-        self._made: dict[tuple[int, int], _Cut] = {}
+        self._cut: dict[tuple[int, int], _Cut] = {}
 
     def find(self, lane: int, window: int, num_rows: int) -> _Cut:
-        """`num_rows`: of the window."""
-        made = self._made.get((lane, window))
-        if made is None:
+        """Return the cut of a lane's window, which has `num_rows` rows."""
+        cut = self._cut.get((lane, window))
+        if cut is None:
             begin = window * self._order.window_rows
             borders = np.unique(np.clip(self._borders[:, lane] - begin, 0, num_rows))
-            made = self._made[lane, window] = _cut(self._order.permutation(lane, window, num_rows), borders)
-        return made
+            cut = self._cut[lane, window] = _cut(self._order.permutation(lane, window, num_rows), borders)
+        return cut
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One rank's way through an epoch."""
+    """The blocks of one rank in an epoch."""
 
     order: Order
     steps: Steps
     rank: int
     block_rows: int
-    """About how many rows of the rank a block has at most; where there are windows, it ends with its window as well."""
+    """Approximate maximum rows of a block on this rank; with shuffle, a block also ends with its window."""
     part_rows: int | None = None
-    """About how many rows a block has at most if its window is larger than `block_rows`; None: `block_rows`."""
+    """Approximate maximum rows of a block whose window is larger than `block_rows`; None: `block_rows`."""
     starts_small: bool = False
-    """Without windows: the first block is one batch, so that it is there soon, and each has no more than there were
-    before it.
+    """Without shuffle: start with a block of one batch, which is decoded sooner, and let no block have more batches
+    than precede it.
     """
     _permutation: Callable[[int, int, int], Ints] = field(init=False, repr=False, compare=False)
-    """As the order's. Kept for a while: a window that is made in several blocks needs it for each."""
+    """`order.permutation`, cached: each block of a window needs it."""
 
     def __post_init__(self) -> None:
         num_kept = 2 * -(-self.order.num_lanes // self.steps.world_size)
         object.__setattr__(self, "_permutation", functools.lru_cache(num_kept)(self.order.permutation))
 
     @property
-    def window_rows(self) -> int:
-        """How many rows of the rank are shuffled among themselves."""
+    def shuffle_buffer_rows(self) -> int:
+        """Rows of the shuffle buffer on this rank."""
         return self.order.window_rows * self.order.num_lanes // self.steps.world_size
 
-    def outlines(self, batch: int = 0, most_rows: Callable[[], int] | None = None) -> Iterator[Outline]:
-        """Of all blocks from the one that begins with this batch. Cheap: for looking ahead.
+    def outlines(self, batch: int = 0, max_rows: Callable[[], int] | None = None) -> Iterator[Outline]:
+        """Yield the outlines of all blocks from this batch on. Much cheaper than the blocks.
 
-        `most_rows`: asked before each, for who learns only by and by how large rows are. Where blocks end does not
-        change what is in a batch.
+        `max_rows`: called before each outline for the maximum rows of the block, because the size of rows is known
+        only after some are decoded. The borders of blocks do not change the contents of batches.
         """
         while batch < self.steps.num_batches:
-            outline = self._outline(batch, self.block_rows if most_rows is None else min(self.block_rows, most_rows()))
+            outline = self._outline(batch, self.block_rows if max_rows is None else min(self.block_rows, max_rows()))
             yield outline
             batch += outline.num_batches
 
@@ -157,10 +162,11 @@ class Schedule:
             yield self.block(outline)
 
     def block(self, outline: Outline) -> Block:
+        """Locate the rows of a block."""
         return self._block(outline, None)
 
     def blocks_of_window(self, outlines: Sequence[Outline]) -> list[Block]:
-        """The same as `block` for each of these consecutive outlines, in time that does not grow with their number."""
+        """Return `block` for each of these consecutive outlines; the time depends on the rows, not on their number."""
         cuts = self._cuts(outlines) if len(outlines) > 1 and self.order.window_rows else None
         return [self._block(outline, cuts) for outline in outlines]
 
@@ -169,16 +175,16 @@ class Schedule:
         begin, counts = self._ranges(batch, end)
         low, high = self.steps.run(end - 1, self.rank)
         sizes = (self.steps.batch_size,) * (end - batch - 1) + (high - low,)
-        if self._begins_again(batch):
-            pieces, index = self._place(*self._rows(batch, begin, counts), None)
+        if self._repeats_rows(batch):
+            pieces, index = self._place_rows(*self._delivered_rows(batch, begin, counts), None)
         else:
             placed = self._place_evenly(begin, counts, cuts)
-            pieces, index = placed or self._place(*self._rows(batch, begin, counts), cuts)
+            pieces, index = placed or self._place_rows(*self._delivered_rows(batch, begin, counts), cuts)
         return Block(batch, sizes, tuple(pieces), index)
 
     def _cuts(self, outlines: Sequence[Outline]) -> _Cuts | None:
-        """None if other ranks get rows between those of a block, or between two blocks."""
-        plain = [outline for outline in outlines if not self._begins_again(outline.first_batch)]
+        """Return the cut windows of the blocks, or None if other ranks get rows in between."""
+        plain = [outline for outline in outlines if not self._repeats_rows(outline.first_batch)]
         if len(plain) < 2:
             return None
         begin, counts = self._ranges(plain[0].first_batch, plain[-1].first_batch + plain[-1].num_batches)
@@ -188,54 +194,57 @@ class Schedule:
         firsts = begin[[outline.first_batch - plain[0].first_batch for outline in plain]]
         return _Cuts(self.order, np.vstack([firsts, begin[-1:] + counts[-1:]]))
 
-    def _outline(self, batch: int, most_rows: int) -> Outline:
-        end = self._end_of_block(batch, most_rows)
+    def _outline(self, batch: int, max_rows: int) -> Outline:
+        """Return the outline of the block that begins with this batch."""
+        end = self._end_of_block(batch, max_rows)
         begin, counts = self._ranges(batch, end)
         firsts = np.where(counts > 0, begin, np.iinfo(np.int64).max).min(axis=0).tolist()
         lasts = np.where(counts > 0, begin + counts, 0).max(axis=0).tolist()
         starts = self.order.lanes.starts().tolist()
         window = self.order.window_rows
-        units: dict[int, None] = {}
+        row_groups: dict[int, None] = {}
         for lane, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
             if last:
-                if window:  # rows may be anywhere in their windows
+                if window:  # a row may be anywhere in its window
                     first = first // window * window
                     last = min(-(-last // window) * window, starts[lane + 1] - starts[lane])
                 found = self.order.locate(starts[lane] + first, starts[lane] + last)
-                units |= dict.fromkeys(unit for unit, _, _ in found)
-        return Outline(batch, end - batch, tuple(units), self._window_of(end) != self._window_of(end - 1))
+                row_groups |= dict.fromkeys(row_group for row_group, _, _ in found)
+        return Outline(batch, end - batch, tuple(row_groups), self._window_of(end) != self._window_of(end - 1))
 
     def _window_of(self, batch: int) -> int:
-        """The window in which a batch ends, by its number; without windows, each batch has its own."""
+        """Return the number of the window in which a batch ends; without shuffle, a number of its own."""
         if not self.order.window_rows or batch == self.steps.num_batches:
             return -1 - batch
         return -(-self.steps.bounds(batch)[1] // (self.order.window_rows * self.order.num_lanes))
 
-    def _end_of_block(self, batch: int, most_rows: int) -> int:
-        """One past the last batch: all that end in the window in which the first one ends, or an even share of them."""
+    def _end_of_block(self, batch: int, max_rows: int) -> int:
+        """Return the batch after the block.
+
+        With shuffle, a block has all remaining batches of its window; if these are too many, they are divided evenly.
+        """
         steps, num_batches = self.steps, self.steps.num_batches
-        most = max(1, most_rows // steps.batch_size)
+        max_batches = max(1, max_rows // steps.batch_size)
         if self.order.window_rows:
-            if self.part_rows is not None and self.window_rows > most_rows:
-                most = max(1, min(most_rows, self.part_rows) // steps.batch_size)
+            if self.part_rows is not None and self.shuffle_buffer_rows > max_rows:
+                max_batches = max(1, min(max_rows, self.part_rows) // steps.batch_size)
             window_positions = self.order.window_rows * self.order.num_lanes
             first_stop = steps.bounds(batch)[1]
             window_end = -(-first_stop // window_positions) * window_positions
             count = max(1, (window_end - steps.bounds(batch)[0]) // steps.batch_rows)
-            count = -(-count // -(-count // most))
+            count = -(-count // -(-count // max_batches))
         else:
-            # If small: one, one, two, four, …
-            count = min(most, max(1, batch)) if self.starts_small else most
+            count = min(max_batches, max(1, batch)) if self.starts_small else max_batches  # 1, 1, 2, 4, …
         end = min(batch + count, num_batches)
-        # The last batch may be of another size: it is on its own when its rows begin again with the first.
+        # A padded last batch repeats rows from its start, so it gets a block of its own.
         if end == num_batches and end - batch > 1 and steps.padded_rows(end - 1):
             end -= 1
         return end
 
     def _place_evenly(self, begin: Ints, counts: Ints, cuts: _Cuts | None) -> tuple[list[Piece], Rows | None] | None:
-        """The usual case, quickly: every lane gives the same number of rows to each batch, without gaps.
+        """Locate rows fast in the usual case: every lane gives each batch the same number of rows, without gaps.
 
-        None: it is not so, or a lane's rows are in two windows.
+        Return None in any other case, and if the rows of a lane are in two windows.
         """
         present = np.flatnonzero(counts.any(axis=0))
         begin, counts = begin[:, present], counts[:, present]
@@ -248,7 +257,7 @@ class Schedule:
         if has_gaps:
             return None
         if not window and len(lanes) == 1:
-            return self._whole(starts[lanes[0]] + firsts[0], starts[lanes[0]] + lasts[0]), None
+            return self._whole_pieces(starts[lanes[0]] + firsts[0], starts[lanes[0]] + lasts[0]), None
         if (counts != each).any():
             return None
         pieces: list[Piece] = []
@@ -261,41 +270,41 @@ class Schedule:
                     return None
                 found, order, num_rows = self._place_window(lane, number, slice(within, within + last - first), cuts)
             else:
-                found, num_rows = self._whole(starts[lane] + first, starts[lane] + last), last - first
+                found, num_rows = self._whole_pieces(starts[lane] + first, starts[lane] + last), last - first
                 order = np.arange(num_rows)
             index[:, :, place] = order.reshape(len(begin), each) + num_placed
             pieces += found
             num_placed += num_rows
-        if not window:  # lane by lane, as everywhere
+        if not window:  # without shuffle, rows are ordered lane by lane
             index = index.transpose(0, 2, 1)
         return pieces, index.reshape(-1)
 
-    def _rows(self, batch: int, begin: Ints, counts: Ints) -> tuple[Ints, Ints]:
-        """Lane, and number in the lane, of every row that the rank gets from a batch on, in order."""
-        lanes, rows = _expand(begin, counts)
+    def _delivered_rows(self, batch: int, begin: Ints, counts: Ints) -> tuple[Ints, Ints]:
+        """Return the lane of every row of the block, and its number in the lane, in the order of delivery."""
+        lanes, rows = _expand_ranges(begin, counts)
         if self.order.window_rows:
-            turns = _turns(counts, rows)
+            turns = _interleave(counts, rows)
             lanes, rows = lanes[turns], rows[turns]
-        if self._begins_again(batch):
+        if self._repeats_rows(batch):
             low, high = self.steps.run(batch, self.rank)
             repeated = np.arange(low, high) % len(rows)
             return lanes[repeated], rows[repeated]
         return lanes, rows
 
-    def _begins_again(self, batch: int) -> bool:
-        """Whether there are not enough rows for all ranks: then every rank works out all of the batch."""
+    def _repeats_rows(self, batch: int) -> bool:
+        """Return whether the batch is padded with repeated rows. Every rank then locates the rows of all ranks."""
         return self.steps.padded_rows(batch) > 0
 
     def _ranges(self, batch: int, end: int) -> tuple[Ints, Ints]:
-        """The rank's rows as ranges: where each begins and how long it is, by batch and lane."""
-        # Only the last batch of an epoch may be of another size.
+        """Return the first row and the number of rows that the rank gets of each lane, by batch and lane."""
+        # Only the last batch of an epoch may have a different size.
         starts = self.steps.bounds(batch)[0] + np.arange(end - batch, dtype=np.int64) * self.steps.batch_rows
         begin = self.order.lanes.taken(starts)
         counts = self.order.lanes.taken(np.append(starts[1:], self.steps.bounds(end - 1)[1])) - begin
         low, high = self.rank * self.steps.batch_size, (self.rank + 1) * self.steps.batch_size
         runs = np.tile(np.array([[low, high]], dtype=np.int64), (end - batch, 1))
         runs[-1] = self.steps.run(end - 1, self.rank)
-        if self._begins_again(batch):
+        if self._repeats_rows(batch):
             assert end - batch == 1
             return begin, counts
         before = np.cumsum(counts, axis=1) - counts
@@ -303,8 +312,8 @@ class Schedule:
         high = np.clip(runs[:, 1:] - before, 0, counts)
         return begin + low, high - low
 
-    def _place(self, lanes: Ints, rows: Ints, cuts: _Cuts | None) -> tuple[list[Piece], Rows | None]:
-        """Pieces that contain these rows of these lanes, and where in them each row is."""
+    def _place_rows(self, lanes: Ints, rows: Ints, cuts: _Cuts | None) -> tuple[list[Piece], Rows | None]:
+        """Return pieces that contain these rows of these lanes, and the index of each row in them."""
         pieces: list[Piece] = []
         index: Rows = np.empty(len(rows), dtype=np.int64 if cuts is None else np.uint32)
         num_placed = 0
@@ -315,14 +324,15 @@ class Schedule:
             index[mine] = places + num_placed
             pieces += found
             num_placed += num_rows
-        is_identity = num_placed == len(index) and not self.order.window_rows and _counts_up(index)
+        is_identity = num_placed == len(index) and not self.order.window_rows and _is_identity(index)
         return pieces, None if is_identity else index
 
     def _place_lane(self, lane: int, rows: Ints, cuts: _Cuts | None) -> tuple[list[Piece], Ints, int]:
+        """Return the pieces of one lane, the index of each row in them, and their number of rows."""
         start = int(self.order.lanes.starts()[lane])
         if not self.order.window_rows:
             first, last = int(rows.min()), int(rows.max()) + 1
-            return self._whole(start + first, start + last), rows - first, last - first
+            return self._whole_pieces(start + first, start + last), rows - first, last - first
         pieces: list[Piece] = []
         places = np.empty_like(rows)
         num_placed = 0
@@ -330,7 +340,7 @@ class Schedule:
         for window in np.unique(windows).tolist():
             mine = windows == window
             needed = rows[mine] - window * self.order.window_rows
-            # With cuts, they follow one another.
+            # With cuts, the rows are consecutive.
             wanted = needed if cuts is None else slice(int(needed[0]), int(needed[-1]) + 1)
             found, within, num_rows = self._place_window(lane, window, wanted, cuts)
             places[mine] = within + num_placed
@@ -341,47 +351,48 @@ class Schedule:
     def _place_window(
         self, lane: int, window: int, rows: Ints | slice, cuts: _Cuts | None
     ) -> tuple[list[Piece], Rows, int]:
-        """`rows`: counted from the first of the window, in the order of the lane; a slice if there are `cuts`."""
+        """Return the same for one window; `rows` are positions in the window, a slice if there are `cuts`."""
         starts = self.order.lanes.starts()
         begin = window * self.order.window_rows
         size = min(self.order.window_rows, int(starts[lane + 1] - starts[lane]) - begin)
         first = int(starts[lane]) + begin
         if cuts is not None and isinstance(rows, slice):
             picked, places = cuts.find(lane, window, size).part(rows)
-            return self._picked(first, picked), places, len(picked)
+            return self._picked_pieces(first, picked), places, len(picked)
         needed = self._permutation(lane, window, size)[rows]
         if len(needed) >= SPARSE * size:
-            return self._whole(first, first + size), needed, size
+            return self._whole_pieces(first, first + size), needed, size
         if len(needed) < SORTED * size:
             order = np.argsort(needed)
             places = np.empty_like(order)
             places[order] = np.arange(len(order))
-            return self._picked(first, needed[order]), places, len(needed)
+            return self._picked_pieces(first, needed[order]), places, len(needed)
         is_needed = np.zeros(size, dtype=bool)
         is_needed[needed] = True
         places = np.cumsum(is_needed)[needed] - 1
         picked = np.flatnonzero(is_needed)
-        return self._picked(first, picked), places, len(picked)
+        return self._picked_pieces(first, picked), places, len(picked)
 
-    def _whole(self, first: int, last: int) -> list[Piece]:
-        return [Piece(unit, low, high) for unit, low, high in self.order.locate(first, last)]
+    def _whole_pieces(self, first: int, last: int) -> list[Piece]:
+        """Return pieces with all rows [first, last) of the sequence."""
+        return [Piece(row_group, low, high) for row_group, low, high in self.order.locate(first, last)]
 
-    def _picked(self, first: int, picked: Rows) -> list[Piece]:
-        """Only these rows, counted from `first`."""
+    def _picked_pieces(self, first: int, picked: Rows) -> list[Piece]:
+        """Return pieces with only these rows, which are counted from row `first` of the sequence."""
         pieces = []
         place = first + int(picked[0])
-        for unit, low, high in self.order.locate(place, first + int(picked[-1]) + 1):
+        for row_group, low, high in self.order.locate(place, first + int(picked[-1]) + 1):
             num_rows = high - low
             mine = picked[np.searchsorted(picked, place - first) : np.searchsorted(picked, place - first + num_rows)]
             if len(mine):
                 rows = mine.astype(np.int64) + (low - (place - first))
-                pieces.append(Piece(unit, low, high, rows.astype(picked.dtype)))
+                pieces.append(Piece(row_group, low, high, rows.astype(picked.dtype)))
             place += num_rows
         return pieces
 
 
 def _cut(permutation: Ints, borders: Ints) -> _Cut:
-    """`borders`: positions, ascending. A counting sort by block, which is linear for up to 65,535 of them."""
+    """Cut a window at these positions, with a sort by block that is linear for up to 65,535 blocks."""
     needed, counts = permutation[borders[0] : borders[-1]], np.diff(borders)
     kind = np.min_scalar_type(len(counts))
     block = np.full(len(permutation), len(counts), kind)
@@ -393,8 +404,8 @@ def _cut(permutation: Ints, borders: Ints) -> _Cut:
     return _Cut(borders, picked, places)
 
 
-def _expand(begin: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Ranges per batch and lane → lane and number of each row: batch by batch, lane by lane."""
+def _expand_ranges(begin: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Return the lane and the number of each row in these ranges, batch by batch, lane by lane."""
     num_lanes = begin.shape[1]
     starts, lengths = begin.ravel(), counts.ravel()
     lanes = np.repeat(np.tile(np.arange(num_lanes), len(begin)), lengths)
@@ -403,8 +414,8 @@ def _expand(begin: Ints, counts: Ints) -> tuple[Ints, Ints]:
     return lanes, np.repeat(starts, lengths) + within
 
 
-def _turns(counts: Ints, rows: Ints) -> Ints:
-    """From lane by lane to lanes in turn, within each batch: so that neighbours come from different places."""
+def _interleave(counts: Ints, rows: Ints) -> Ints:
+    """Return an order in which lanes take turns within each batch, so that neighbours are from different lanes."""
     given = counts[counts > 0]
     num_lanes = np.count_nonzero(counts, axis=1)
     if (given == given[0]).all() and (num_lanes == num_lanes[0]).all():
@@ -415,5 +426,5 @@ def _turns(counts: Ints, rows: Ints) -> Ints:
     return np.lexsort((within, batches))
 
 
-def _counts_up(index: Rows) -> bool:
-    return bool(len(index) == 0 or (index[0] == 0 and np.all(np.diff(index) == 1)))
+def _is_identity(index: Rows) -> bool:
+    return bool(not len(index) or (index[0] == 0 and np.all(np.diff(index) == 1)))

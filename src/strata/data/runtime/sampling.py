@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from strata.data.batch.arrow_columns import ArrowColumn
-from strata.data.batch.columns import Chunk
+from strata.data.batch.columns import ArrowColumn, Chunk
 from strata.data.batch.conversion import Converter, vocabulary_values
 from strata.data.batch.delivery import (
     Deliverer,
