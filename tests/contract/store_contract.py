@@ -78,12 +78,12 @@ class StoreContract:
     # -- small objects ---------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 16, b"\0" * 100_000], ids=len)
-    def test_what_was_put_is_read_back(self, store: Store, data: bytes) -> None:
+    def test_a_put_object_is_read_back(self, store: Store, data: bytes) -> None:
         store.put("a/b", data)
         assert store.get("a/b", max_bytes=1 << 20) == data
         assert store.size("a/b") == len(data)
 
-    def test_another_handle_sees_what_was_put(self, place: Place, store: Store) -> None:
+    def test_another_handle_sees_the_object(self, place: Place, store: Store) -> None:
         other = place.open()
         store.put("a/b", b"1")
         assert other.get("a/b", max_bytes=1) == b"1"
@@ -104,7 +104,7 @@ class StoreContract:
             store.get("a", max_bytes=4)
         assert not isinstance(caught.value, ObjectMissing)
 
-    def test_what_is_not_there_is_missing(self, store: Store) -> None:
+    def test_a_missing_object_raises_object_missing(self, store: Store) -> None:
         store.put("there/is", b"")
         for key in ("nowhere", "there", "there/is/not", "there/isnt"):
             with pytest.raises(ObjectMissing, match=f"{key} (is a directory|does not exist)"):
@@ -117,7 +117,7 @@ class StoreContract:
 
     # -- only if absent --------------------------------------------------------------------------------------------
 
-    def test_a_put_only_if_absent_leaves_what_is_there(self, store: Store) -> None:
+    def test_a_conditional_put_leaves_an_existing_object(self, store: Store) -> None:
         store.put("a/manifest", b"first", if_absent=True)
         with pytest.raises(ObjectExists, match="manifest already exists"):
             store.put("a/manifest", b"second", if_absent=True)
@@ -132,7 +132,7 @@ class StoreContract:
         store.put("a", b"second", if_absent=True)
         assert store.get("a", max_bytes=10) == b"second"
 
-    def test_of_16_threads_that_put_if_absent_exactly_1_wins(self, place: Place) -> None:
+    def test_of_16_concurrent_conditional_puts_exactly_1_succeeds(self, place: Place) -> None:
         stores = [place.open() for _ in range(NUM_RACERS)]
         start = threading.Barrier(NUM_RACERS)
 
@@ -182,7 +182,7 @@ class StoreContract:
             store.read_into("a", offset, memory_of(num_bytes))
         assert not isinstance(caught.value, ObjectMissing)
 
-    def test_an_object_has_nothing_before_its_first_byte(self, store: Store) -> None:
+    def test_a_negative_offset_is_rejected(self, store: Store) -> None:
         store.put("a", b"123")
         with pytest.raises(InvalidArgument, match="is negative"):
             store.read_into("a", -1, memory_of(1))
@@ -196,14 +196,14 @@ class StoreContract:
         store.read_into("small", 1, out)
         assert bytes(out) == b"234"
 
-    def test_memory_of_any_element_type_will_do(self, store: Store) -> None:
+    def test_memory_of_any_element_type_is_accepted(self, store: Store) -> None:
         values = np.arange(3 * MIB, dtype=np.float32)
         store.put_large("a", memoryview(values))
         out = np.zeros_like(values)
         store.read_into("a", 0, memoryview(out))
         assert np.array_equal(out, values)
 
-    def test_several_transfers_may_go_on_at_once(self, store: Store) -> None:
+    def test_several_transfers_may_run_at_once(self, store: Store) -> None:
         datas = [pattern(9 * MIB + number, seed=number) for number in range(6)]
 
         def there_and_back(number: int) -> bool:
@@ -255,7 +255,7 @@ class StoreContract:
             for reader in readers:
                 assert reader.result() <= {0, 1}
 
-    def test_nothing_is_listed_before_it_is_whole(self, place: Place, store: Store) -> None:
+    def test_no_object_is_listed_before_it_is_complete(self, place: Place, store: Store) -> None:
         other = place.open()
         seen = []
 
@@ -267,7 +267,7 @@ class StoreContract:
         assert keys_of(other) == ["d/large"]
         other.close()
 
-    def test_a_transfer_that_was_cancelled_before_does_not_begin(self, store: Store) -> None:
+    def test_a_transfer_that_is_already_cancelled_does_not_begin(self, store: Store) -> None:
         for num_bytes in (1, 40 * MIB):
             watch = Watch()
             watch.cancel()
@@ -285,7 +285,7 @@ class StoreContract:
         store.put_large("d/e/a", pattern(9 * MIB))
         assert keys_of(store) == ["d/e/a"]
 
-    def test_a_failed_transfer_leaves_what_was_there(self, store: Store) -> None:
+    def test_a_failed_transfer_leaves_the_old_object(self, store: Store) -> None:
         store.put("d/a", b"old")
 
         def fail(_: int) -> None:
@@ -298,13 +298,13 @@ class StoreContract:
 
     # -- listing ---------------------------------------------------------------------------------------------------
 
-    def test_a_new_place_is_empty(self, store: Store) -> None:
+    def test_a_new_store_is_empty(self, store: Store) -> None:
         assert keys_of(store) == []
         assert keys_of(store, "a/b") == []
         self.assert_children(store, [])
         self.assert_children(store, [], "a/b")
 
-    def test_walk_gives_every_object_in_the_order_of_keys(self, store: Store) -> None:
+    def test_walk_lists_every_object_sorted_by_key(self, store: Store) -> None:
         keys = ["b", "a/b/c", "a-b/c", "a/b.txt", "a/a", "ab/c", "ä", "B", "a b/c"]
         for number, key in enumerate(keys):
             store.put(key, b"x" * number)
@@ -331,7 +331,7 @@ class StoreContract:
 
     # -- removing --------------------------------------------------------------------------------------------------
 
-    def test_what_is_not_there_is_passed_over_when_deleting(self, store: Store) -> None:
+    def test_deleting_a_missing_object_is_ignored(self, store: Store) -> None:
         store.put("a/b", b"")
         store.put("a/c", b"")
         store.delete([])
@@ -367,7 +367,7 @@ class StoreContract:
     # -- keys ------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("key", REFUSED, ids=lambda key: ascii(key[:20]))
-    def test_keys_that_would_escape_or_mean_something_else_are_refused(self, store: Store, key: str) -> None:
+    def test_keys_that_would_escape_or_are_ambiguous_are_rejected(self, store: Store, key: str) -> None:
         calls = [
             lambda: store.put(key, b""),
             lambda: store.put(key, b"", if_absent=True),
@@ -395,7 +395,7 @@ class StoreContract:
         store.delete([f"{key}/{key}"])
         assert keys_of(store) == []
 
-    def test_it_may_be_closed_twice(self, store: Store) -> None:
+    def test_a_store_may_be_closed_twice(self, store: Store) -> None:
         store.put_large("a", pattern(9 * MIB))
         store.close()
         store.close()
@@ -413,7 +413,7 @@ class StoreContract:
             max_size=15,
         )
     )
-    def test_any_history_gives_what_a_dictionary_would(self, place: Place, steps: list[tuple[str, str]]) -> None:
+    def test_any_sequence_of_calls_behaves_like_a_dictionary(self, place: Place, steps: list[tuple[str, str]]) -> None:
         place.clear()
         store = place.open()
         expected: dict[str, bytes] = {}

@@ -59,7 +59,9 @@ def home(tmp_path: Path) -> dict[str, str]:
         ("abfss://container@account.dfs.core.windows.net/a", AZURE, "container", "a", "account"),
     ],
 )
-def test_a_url_names_a_place(url: str, kind: str, bucket: str, prefix: str | None, account: str | None) -> None:
+def test_a_url_names_a_bucket_and_a_prefix(
+    url: str, kind: str, bucket: str, prefix: str | None, account: str | None
+) -> None:
     found = settings_of(url)
     assert (found.kind, found.bucket, found.prefix) == (kind, bucket, prefix)
     assert found.config.get("account_name") == account
@@ -72,14 +74,14 @@ def test_a_url_names_a_place(url: str, kind: str, bucket: str, prefix: str | Non
 @pytest.mark.parametrize(
     "url", ["s3://key:pass-word@bucket/x", "s3://bucket/x?secret=pass-word", "az://c:pass-word@h/x"]
 )
-def test_a_url_with_keys_in_it_is_refused_and_not_repeated(url: str) -> None:
+def test_a_url_with_credentials_is_rejected_and_not_printed(url: str) -> None:
     with pytest.raises(ConfigError, match="as storage_options") as caught:
         open_store(url)
     assert "pass-word" not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///a", "gs://"])
-def test_a_url_without_a_bucket_is_refused(url: str) -> None:
+def test_a_url_without_a_bucket_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="names no bucket"):
         open_store(url)
 
@@ -101,7 +103,7 @@ def test_a_prefix_cannot_lead_out_of_itself() -> None:
         ("az://b", "account", "did you mean account_"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_one_that_was_meant(url: str, name: str, cure: str) -> None:
+def test_an_unknown_option_is_rejected_with_a_suggestion(url: str, name: str, cure: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_store(url, {name: "a-secret-of-mine"})
     assert f"{name!r} is not a storage option" in str(caught.value)
@@ -121,7 +123,7 @@ def test_every_wait_is_bounded(name: str, value: float) -> None:
         settings_of("s3://bucket", **{name: value})
 
 
-def test_numbers_and_switches_may_come_as_text_as_on_a_command_line() -> None:
+def test_numbers_and_switches_may_be_text_from_the_command_line() -> None:
     found = settings_of("s3://b", retry_timeout_s="7.5", max_retries="3", concurrency="2", allow_http="false")
     assert (found.limits.retry_timeout_s, found.limits.max_retries, found.limits.concurrency) == (7.5, 3, 2)
     assert found.client_options["allow_http"] is False
@@ -132,7 +134,7 @@ def test_numbers_and_switches_may_come_as_text_as_on_a_command_line() -> None:
         settings_of("s3://b", endpoint="http://10.0.0.1:9000", allow_http="false")
 
 
-def test_an_endpoint_without_encryption_must_be_wanted() -> None:
+def test_an_unencrypted_endpoint_must_be_allowed_explicitly() -> None:
     for url, name in (("s3://b", "endpoint"), ("az://b", "endpoint"), ("gs://b", "base_url")):
         with pytest.raises(ConfigError, match=r"not encrypted; use https://, or pass .*allow_http"):
             settings_of(url, **{name: "http://10.0.0.1:9000"})
@@ -178,21 +180,21 @@ def test_a_profile_can_be_named_by_option_and_by_variable(home: dict[str, str]) 
     assert with_region == {name: value for name, value in lab.items() if name != "region"}
 
 
-def test_the_files_of_profiles_can_lie_elsewhere(home: dict[str, str], tmp_path: Path) -> None:
+def test_the_profile_files_can_be_elsewhere(home: dict[str, str], tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("[default]\naws_access_key_id = OTHER\naws_secret_access_key = other\n")
     found = settings_of("s3://b", {**home, "AWS_SHARED_CREDENTIALS_FILE": str(other)})
     assert found.config["access_key_id"] == "OTHER"
 
 
-def test_a_profile_that_cannot_be_used_says_what_to_do(home: dict[str, str]) -> None:
+def test_an_unsupported_profile_is_rejected_with_the_cure(home: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"'nobody' has no aws_access_key_id in .*config and .*credentials"):
         settings_of("s3://b", home, profile="nobody")
     with pytest.raises(ConfigError, match=r"sso_session.*aws configure export-credentials --profile sso"):
         settings_of("s3://b", home, profile="sso")
 
 
-def test_a_broken_file_of_profiles_is_named_and_not_quoted(home: dict[str, str]) -> None:
+def test_a_broken_profile_file_is_named_and_not_quoted(home: dict[str, str]) -> None:
     path = Path(home["HOME"], ".aws", "credentials")
     path.write_text("[default\naws_secret_access_key = quoted-by-the-parser")
     with pytest.raises(ConfigError, match="credentials cannot be read") as caught:
@@ -200,7 +202,7 @@ def test_a_broken_file_of_profiles_is_named_and_not_quoted(home: dict[str, str])
     assert "quoted-by-the-parser" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_no_secret_stands_in_the_text_of_settings() -> None:
+def test_the_repr_of_settings_holds_no_secret() -> None:
     found = settings_of("s3://b", **KEYS, session_token="another-secret")
     assert "a-secret-of-mine" not in repr(found)
     assert {"a-secret-of-mine", "another-secret"} <= set(found.secrets())
@@ -220,7 +222,7 @@ def test_a_signature_in_an_address_is_not_printed() -> None:
     assert "a-secret-of-mine" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_what_obstore_refuses_is_a_wrong_setting() -> None:
+def test_an_option_that_obstore_rejects_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="rejects these storage_options") as caught:
         open_store("s3://b", {**KEYS, "unsigned_payload": "perhaps"})
     assert "a-secret-of-mine" not in "".join(traceback.format_exception(caught.value))

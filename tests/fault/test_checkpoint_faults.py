@@ -110,7 +110,7 @@ def position_of_commit(calls: list[Call]) -> int:
         (StorageUnavailable, "after"),
     ],
 )
-def test_a_save_of_which_any_call_fails_says_why_and_the_next_one_works(
+def test_a_save_of_which_any_call_fails_raises_the_cause_and_the_next_one_works(
     tmp_path: Path, calls: list[Call], error: type[StorageError], when: When
 ) -> None:
     commit = position_of_commit(calls)
@@ -150,7 +150,7 @@ def test_a_save_of_which_any_call_fails_says_why_and_the_next_one_works(
 
 
 @pytest.mark.parametrize("error", [StorageUnavailable, StorageFull])
-def test_a_store_that_is_gone_from_any_call_on_loses_nothing(
+def test_a_store_that_fails_from_any_call_on_loses_nothing(
     tmp_path: Path, calls: list[Call], error: type[StorageError]
 ) -> None:
     """So that what was written cannot be removed at once, either."""
@@ -184,7 +184,7 @@ def test_a_store_that_is_gone_from_any_call_on_loses_nothing(
         assert len(directories(place)) == 1
 
 
-def test_a_commit_whose_answer_was_lost_while_the_store_went_is_whole(store: FaultyStore) -> None:
+def test_a_commit_whose_response_was_lost_is_whole(store: FaultyStore) -> None:
     """Nobody can know then whether it is committed: the save has failed for its caller, and what is listed is true."""
     with open_manager(store=store) as manager:
         save(manager, 1)
@@ -198,7 +198,7 @@ def test_a_commit_whose_answer_was_lost_while_the_store_went_is_whole(store: Fau
         check(manager, 1, 2, 3)
 
 
-def test_a_save_that_nobody_waited_for_is_told_by_the_manager_and_only_once(store: FaultyStore) -> None:
+def test_a_failed_save_that_was_not_waited_for_is_raised_once_by_the_manager(store: FaultyStore) -> None:
     with open_manager(store=store) as manager:
         store.plan(fails(StorageFull), "put_large")
         manager.save(state_of(1), step=1)
@@ -212,7 +212,7 @@ def test_a_save_that_nobody_waited_for_is_told_by_the_manager_and_only_once(stor
 # -- a store that hangs ------------------------------------------------------------------------------------------------
 
 
-def test_while_a_save_hangs_the_checkpoints_before_it_can_be_used(store: FaultyStore) -> None:
+def test_while_a_save_hangs_earlier_checkpoints_can_be_used(store: FaultyStore) -> None:
     release, reached = threading.Event(), threading.Event()
     with open_manager(store=store, when_busy="raise") as manager:
         save(manager, 1)
@@ -255,7 +255,7 @@ def test_a_save_that_hangs_and_is_cancelled_leaves_nothing(
 
 
 @pytest.mark.parametrize("error", [StorageUnavailable, StorageDenied])
-def test_a_store_that_fails_while_it_is_read_puts_nothing_into_quarantine(
+def test_a_store_that_fails_during_a_load_puts_nothing_into_quarantine(
     store: FaultyStore, tmp_path: Path, error: type[StorageError]
 ) -> None:
     """A moment's failure must not hide the newest one, nor mark it."""
@@ -276,9 +276,7 @@ def test_a_store_that_fails_while_it_is_read_puts_nothing_into_quarantine(
     assert not list(tmp_path.rglob("quarantine.json"))
 
 
-def test_a_load_during_which_the_checkpoint_is_replaced_by_a_newer_one_gives_the_newer_one(
-    store: FaultyStore, tmp_path: Path
-) -> None:
+def test_a_load_whose_checkpoint_is_replaced_returns_the_newer_one(store: FaultyStore, tmp_path: Path) -> None:
     with open_manager(str(tmp_path / "store"), keep_count=1) as writer, open_manager(store=store) as reader:
         save(writer, 1)
         store.plan(Fault(lambda _: _run(writer, 2)), "size", key="rank-")
@@ -291,9 +289,7 @@ def _run(writer: CheckpointManager, step: int) -> None:
     save(writer, step)
 
 
-def test_what_somebody_else_removes_while_leftovers_are_looked_for_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leftovers_that_are_deleted_meanwhile_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (tmp_path / f"step-00000000000{step}-0123456789abcdef" for step in (1, 2))
     for left in (first, second):
         left.mkdir()
@@ -362,7 +358,7 @@ MOUNTS = {
 
 @pytest.mark.parametrize("saver", SAVERS)
 @pytest.mark.parametrize("kind", MOUNTS)
-def test_on_a_disk_that_is_full_the_checkpoint_before_stays_and_the_space_comes_back(
+def test_on_a_full_disk_the_previous_checkpoint_stays_and_the_space_is_freed(
     tmp_path: Path, kind: str, saver: str
 ) -> None:
     """A real one, in a mount namespace of its own; on ext4 past the page cache."""
@@ -392,7 +388,7 @@ def clock_off_by(seconds: float) -> ManualClock:
 
 
 @pytest.mark.parametrize("off_s", [-A_YEAR_S, A_YEAR_S], ids=["a year behind", "a year ahead"])
-def test_steps_decide_the_order_whatever_the_clocks_of_their_writers_say(tmp_path: Path, off_s: float) -> None:
+def test_steps_decide_the_order_whatever_the_clocks_of_the_writers(tmp_path: Path, off_s: float) -> None:
     with (
         open_manager(str(tmp_path), keep_count=3) as one,
         open_manager(str(tmp_path), keep_count=3, clock=clock_off_by(off_s)) as other,
@@ -415,7 +411,7 @@ def test_a_clock_that_is_set_back_between_two_saves_changes_nothing(tmp_path: Pa
         check(manager, 2, 3)
 
 
-def test_what_was_just_committed_is_not_removed_because_an_older_one_of_its_step_claims_to_be_newer(
+def test_a_new_checkpoint_is_kept_although_an_older_one_of_its_step_claims_to_be_newer(
     tmp_path: Path,
 ) -> None:
     with open_manager(str(tmp_path), keep_count=1) as one:
@@ -425,14 +421,14 @@ def test_what_was_just_committed_is_not_removed_because_an_older_one_of_its_step
         assert saved in [one.id for one in again.list()]
 
 
-def test_what_was_just_committed_is_not_removed_because_a_later_step_was_there_before(tmp_path: Path) -> None:
+def test_a_new_checkpoint_is_kept_although_a_later_step_exists(tmp_path: Path) -> None:
     with open_manager(str(tmp_path), keep_count=1) as manager:
         save(manager, 10)
         saved = save(manager, 6)  # gone back, and trained again
         assert saved in [one.id for one in manager.list()]
 
 
-def test_a_save_that_another_ones_retention_removes_as_soon_as_it_is_committed_has_not_failed(
+def test_a_save_whose_checkpoint_is_deleted_by_retention_at_once_has_not_failed(
     store: FaultyStore,
 ) -> None:
     release, reached = threading.Event(), threading.Event()
@@ -470,33 +466,33 @@ def a_save_under_way(store: FaultyStore) -> Iterator[threading.Event]:
             assert is_same(writer.load(id=handle.id), state_of(5))
 
 
-def test_a_save_under_way_is_let_alone(store: FaultyStore) -> None:
+def test_a_save_in_progress_is_not_collected(store: FaultyStore) -> None:
     """Else the tests below prove nothing."""
     with a_save_under_way(store), open_manager(store.url) as other:
         save(other, 4)
         assert len(directories(Path(store.url))) == 2
 
 
-def test_a_clock_that_is_a_year_behind_takes_no_save_under_way_for_a_leftover(store: FaultyStore) -> None:
+def test_a_clock_that_is_a_year_behind_collects_no_save_in_progress(store: FaultyStore) -> None:
     with a_save_under_way(store), open_manager(store.url, clock=clock_off_by(-A_YEAR_S)) as other:
         save(other, 4)
         assert len(directories(Path(store.url))) == 2
 
 
-def test_a_clock_that_is_a_year_ahead_takes_no_save_under_way_for_a_leftover(store: FaultyStore) -> None:
+def test_a_clock_that_is_a_year_ahead_collects_no_save_in_progress(store: FaultyStore) -> None:
     with a_save_under_way(store), open_manager(store.url, clock=clock_off_by(A_YEAR_S)) as other:
         save(other, 4)
         assert len(directories(Path(store.url))) == 2
 
 
-def test_a_save_that_takes_longer_than_an_hour_never_commits_what_others_have_removed(store: FaultyStore) -> None:
+def test_a_save_that_takes_longer_than_an_hour_never_commits_deleted_files(store: FaultyStore) -> None:
     with a_save_under_way(store), open_manager(store.url) as other:
         age(Path(store.url))
         save(other, 4)
 
 
 @pytest.mark.parametrize("off_s", [-A_YEAR_S, A_YEAR_S], ids=["a year behind", "a year ahead"])
-def test_leftovers_are_collected_and_nothing_that_was_committed_is(tmp_path: Path, off_s: float) -> None:
+def test_leftovers_are_collected_and_committed_checkpoints_are_not(tmp_path: Path, off_s: float) -> None:
     left = tmp_path / "step-000000000001-0123456789abcdef"
     left.mkdir()
     (left / "rank-00000.safetensors").write_bytes(b"half")
@@ -561,7 +557,7 @@ def check_on_s3(s3: S3Server, place: str, *steps: int) -> None:
     ],
     ids=["throttled", "half a part", "completed too late", "commit's answer lost", "half an answer", "hangs"],
 )
-def test_a_save_and_a_load_outlast_what_passes_on_s3(
+def test_a_save_and_a_load_survive_transient_faults_of_s3(
     s3: S3Server, proxy: FaultyProxy, place: str, fault: S3Fault, kinds: tuple[str, ...], num: int
 ) -> None:
     before = s3.unfinished_uploads()
@@ -578,7 +574,7 @@ def test_a_save_and_a_load_outlast_what_passes_on_s3(
 
 
 @pytest.mark.parametrize("kind", ["create upload", "put part", "complete upload", "put"])
-def test_a_save_that_fails_for_good_on_s3_leaves_no_upload_and_the_one_before_is_loaded(
+def test_a_save_that_fails_for_good_on_s3_leaves_no_upload_and_the_previous_one_is_loaded(
     s3: S3Server, proxy: FaultyProxy, place: str, kind: str
 ) -> None:
     before = s3.unfinished_uploads()
@@ -595,7 +591,7 @@ def test_a_save_that_fails_for_good_on_s3_leaves_no_upload_and_the_one_before_is
     check_on_s3(s3, place, 1, 3)
 
 
-def test_a_load_from_a_server_that_stays_busy_is_a_clear_error_and_no_verdict_on_the_checkpoint(
+def test_a_load_from_a_server_that_stays_busy_does_not_quarantine_the_checkpoint(
     s3: S3Server, proxy: FaultyProxy, place: str
 ) -> None:
     with through(proxy, s3, place) as manager:
@@ -609,7 +605,7 @@ def test_a_load_from_a_server_that_stays_busy_is_a_clear_error_and_no_verdict_on
     check_on_s3(s3, place, 1, 2)
 
 
-def test_an_empty_place_and_one_that_does_not_answer_are_told_apart(
+def test_an_empty_store_and_an_unavailable_one_raise_different_errors(
     s3: S3Server, proxy: FaultyProxy, place: str
 ) -> None:
     """Else a job would begin anew because its store was busy for a moment."""
@@ -621,7 +617,7 @@ def test_an_empty_place_and_one_that_does_not_answer_are_told_apart(
             manager.load()
 
 
-def test_a_save_outlasts_a_restart_of_the_server(weed: S3Server) -> None:
+def test_a_save_survives_a_restart_of_the_server(weed: S3Server) -> None:
     """Which takes some 20 s: the server waits for itself to be elected."""
     options = weed.options(piece_bytes=5 * MIB, concurrency=2)
     with open_manager(weed.new_url(), storage_options=options) as manager:

@@ -172,7 +172,9 @@ def test_a_process_that_is_killed_at_any_call_loses_nothing_that_was_reported(
 
 @pytest.mark.usefixtures("no_power_cuts")
 @pytest.mark.parametrize("when", ["before", "half", "after"])
-def test_nor_does_one_that_is_killed_while_it_writes_statistics(tmp_path: Path, parent: Parent, when: When) -> None:
+def test_a_process_that_is_killed_while_it_writes_statistics_loses_nothing(
+    tmp_path: Path, parent: Parent, when: When
+) -> None:
     """They are written whenever nothing else is to do, so the numbers of the calls are not the same each time."""
     whole = parent.run(save_three, place=str(tmp_path / "whole"), level="calls", statistics=True)
     assert whole.exit_code == 0, parent.log()
@@ -186,7 +188,7 @@ def test_nor_does_one_that_is_killed_while_it_writes_statistics(tmp_path: Path, 
         check_recovers(place, ended.durable)
 
 
-def test_a_manifest_has_its_name_only_when_what_it_names_would_survive_a_power_cut(
+def test_a_manifest_is_published_only_when_its_files_would_survive_a_power_cut(
     calls: list[tuple[str, str]],
 ) -> None:
     for at, (_, manifest) in ((n, call) for n, call in enumerate(calls) if call[0] == "link"):
@@ -202,7 +204,9 @@ def test_a_manifest_has_its_name_only_when_what_it_names_would_survive_a_power_c
         assert ("fsync", str(Path(directory).parent)) in before[made[-1] :], "the name of the directory"
 
 
-def test_nothing_older_goes_before_the_new_one_would_survive_a_power_cut(calls: list[tuple[str, str]]) -> None:
+def test_nothing_older_is_deleted_before_the_new_checkpoint_would_survive_a_power_cut(
+    calls: list[tuple[str, str]],
+) -> None:
     removed = set()
     for at, (name, path) in enumerate(calls):
         if name != "unlink" or TEMPORARY in path:
@@ -213,7 +217,7 @@ def test_nothing_older_goes_before_the_new_one_would_survive_a_power_cut(calls: 
     assert len(removed) == len(STEPS) - 1
 
 
-def test_of_what_is_removed_the_manifest_goes_first(calls: list[tuple[str, str]]) -> None:
+def test_a_deletion_removes_the_manifest_first(calls: list[tuple[str, str]]) -> None:
     removed = [path for name, path in calls if name == "unlink" and TEMPORARY not in path]
     by_directory: dict[str, list[str]] = {}
     for path in removed:
@@ -222,7 +226,7 @@ def test_of_what_is_removed_the_manifest_goes_first(calls: list[tuple[str, str]]
     assert all(names[0] == "manifest.json" for names in by_directory.values())
 
 
-def test_the_second_name_of_a_manifest_goes_too_when_it_is_old(
+def test_an_old_second_name_of_a_manifest_is_removed_too(
     tmp_path: Path, parent: Parent, calls: list[tuple[str, str]]
 ) -> None:
     """Of one that was killed between giving the manifest its name and taking away the temporary one."""
@@ -277,7 +281,7 @@ def sampled(calls: list[str], when: When) -> list[int]:
 
 @pytest.mark.usefixtures("no_power_cuts")
 @pytest.mark.parametrize("when", ["before", "half", "after"])
-def test_when_the_saver_is_killed_another_one_writes_what_was_staged(
+def test_when_the_saver_is_killed_another_one_writes_the_staged_snapshot(
     tmp_path: Path, parent: Parent, saver_calls: list[str], when: When
 ) -> None:
     for number in sampled(saver_calls, when):
@@ -309,7 +313,7 @@ def test_when_every_saver_is_killed_the_save_fails_and_the_next_one_works(
 
 
 @pytest.mark.usefixtures("no_power_cuts")
-def test_what_a_killed_saver_was_writing_goes_when_it_is_old(
+def test_old_temporary_files_of_a_killed_saver_are_removed(
     tmp_path: Path, parent: Parent, saver_calls: list[str]
 ) -> None:
     place = tmp_path / "place"
@@ -332,7 +336,7 @@ def save_first(place: Path) -> str:
 
 @pytest.mark.usefixtures("no_power_cuts")
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_when_the_trainer_is_killed_what_was_staged_becomes_durable(
+def test_when_the_trainer_is_killed_the_staged_snapshot_becomes_durable(
     tmp_path: Path, parent: Parent, saver_calls: list[str], when: When
 ) -> None:
     for number in sampled(saver_calls, when):
@@ -374,7 +378,7 @@ def test_a_process_that_is_killed_at_any_call_of_the_store_loses_nothing_that_wa
         check_recovers(place, ended.durable)
 
 
-def test_the_same_on_s3(s3: S3Server, parent: Parent) -> None:
+def test_a_process_that_is_killed_at_any_call_loses_nothing_on_s3(s3: S3Server, parent: Parent) -> None:
     """In the middle of an upload, too; its parts are for the bucket's lifecycle rule, and no listing shows them."""
     num_bytes = 12 * MIB
     options = s3.options(piece_bytes=5 * MIB, concurrency=2, max_retries=3)

@@ -187,7 +187,7 @@ def test_a_rank_that_is_killed_before_its_part_aborts_the_save_for_all(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_what_a_killed_rank_had_staged_is_committed_all_the_same(jobs: Any, tmp_path: Path, number: int) -> None:
+def test_the_staged_snapshot_of_a_killed_rank_is_still_committed(jobs: Any, tmp_path: Path, number: int) -> None:
     job: Job = jobs(tmp_path)
     job.open("first", LONG_S)
     job.commit(1)
@@ -202,7 +202,7 @@ def test_what_a_killed_rank_had_staged_is_committed_all_the_same(jobs: Any, tmp_
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_rank_whose_saver_alone_is_killed_tells_the_others_at_once(jobs: Any, tmp_path: Path, number: int) -> None:
+def test_a_rank_whose_saver_is_killed_aborts_the_others_at_once(jobs: Any, tmp_path: Path, number: int) -> None:
     job: Job = jobs(tmp_path)
     job.open("first", LONG_S)
     job.commit(1)
@@ -221,7 +221,7 @@ def test_a_rank_whose_saver_alone_is_killed_tells_the_others_at_once(jobs: Any, 
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_rank_whose_state_cannot_be_stored_tells_the_others_at_once(jobs: Any, tmp_path: Path, number: int) -> None:
+def test_a_rank_whose_state_cannot_be_stored_aborts_the_others_at_once(jobs: Any, tmp_path: Path, number: int) -> None:
     job: Job = jobs(tmp_path)
     job.open("first", LONG_S)
     job.commit(1)
@@ -257,7 +257,7 @@ def test_with_a_coordinator_a_death_is_known_long_before_the_timeout(jobs: Any, 
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("moment", ["claim", "part"])
 @pytest.mark.timeout(120)
-def test_whenever_ranks_are_killed_what_is_listed_is_whole(
+def test_whenever_ranks_are_killed_every_listed_checkpoint_is_whole(
     jobs: Any, nursery: Nursery, tmp_path: Path, moment: str, number: int
 ) -> None:
     """Nobody is stopped first: from the moment on, the save may be anywhere."""
@@ -290,7 +290,7 @@ def test_whenever_ranks_are_killed_what_is_listed_is_whole(
     assert directories(tmp_path) == set(committed)
 
 
-def test_one_rank_alone_needs_no_trainer_to_commit_what_it_had_staged(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_single_rank_commits_its_staged_snapshot_without_its_trainer(nursery: Nursery, tmp_path: Path) -> None:
     """Also where a coordinator is to be told: it is nobody that one would have to agree with."""
     with EmbeddedCoordinator(QUICK) as coordinator:
         rank = Rank(nursery, tmp_path, 0, coordinator.address)

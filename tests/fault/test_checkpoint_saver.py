@@ -64,7 +64,7 @@ def assert_is_state(loaded: dict[str, Any], number: int) -> None:
     assert loaded["w"].tobytes() == saver_children.state_of(number)["w"].tobytes()
 
 
-def test_what_was_staged_when_the_trainer_was_killed_is_committed(place: str) -> None:
+def test_the_staged_snapshot_of_a_killed_trainer_is_committed(place: str) -> None:
     code, (saved_id, saver_pid) = run("killed_when_staged", place)
     assert code == -signal.SIGKILL
     wait_for_end(int(saver_pid))
@@ -83,7 +83,7 @@ def test_a_snapshot_that_was_half_copied_is_not_committed(place: str) -> None:
         assert_is_state(manager.load(), 1)
 
 
-def test_the_saver_leaves_although_a_child_of_the_trainer_lives_on(place: str) -> None:
+def test_the_saver_exits_although_a_child_of_the_trainer_lives_on(place: str) -> None:
     code, (child_pid, saver_pid) = run("killed_with_a_forked_child_alive", place)
     try:
         assert code == -signal.SIGKILL
@@ -100,7 +100,7 @@ def test_an_interrupt_from_the_keyboard_does_not_reach_the_saver(place: str) -> 
     wait_for_end(int(told[1]))
 
 
-def test_a_trainer_that_ends_without_closing_has_saved(place: str) -> None:
+def test_a_trainer_that_exits_without_closing_has_saved(place: str) -> None:
     code, (_, saver_pid) = run("left_without_closing", place)
     assert code == 0
     wait_for_end(int(saver_pid))
@@ -108,7 +108,7 @@ def test_a_trainer_that_ends_without_closing_has_saved(place: str) -> None:
         assert_is_state(manager.load(), 1)
 
 
-def test_so_has_one_that_saves_in_a_thread(place: str) -> None:
+def test_a_trainer_that_saves_in_a_thread_and_exits_without_closing_has_saved(place: str) -> None:
     assert run("left_a_thread_without_closing", place)[0] == 0
     with strata.CheckpointManager(place) as manager:
         assert_is_state(manager.load(), 1)
@@ -153,7 +153,7 @@ def test_when_a_saver_is_killed_another_one_writes_the_snapshot(place: str) -> N
         assert len(manager.list()) == 1
 
 
-def test_a_snapshot_that_kills_two_savers_is_given_up_and_the_next_is_not(place: str) -> None:
+def test_a_snapshot_that_kills_two_savers_fails_and_the_next_one_works(place: str) -> None:
     with small_manager(place) as (manager, saver):
         state = saver_children.state_of(1)
         manager.prepare(state)
@@ -182,7 +182,7 @@ def stop(saver: ProcessSaver) -> int:
     return saver.pid
 
 
-def test_a_killed_saver_takes_the_base_of_deltas_along(place: str) -> None:
+def test_after_a_saver_was_killed_the_next_save_is_full(place: str) -> None:
     with small_manager(place) as (manager, saver):
         state = {"emb": np.zeros((10_000, 64), np.float32)}
         manager.save(state, step=1).wait()
@@ -210,7 +210,7 @@ def test_deltas_and_growing_states_go_through_the_process(place: str) -> None:
             assert np.array_equal(manager.load(id=saved.id)["emb"], state["emb"])
 
 
-def test_a_failure_keeps_its_kind_and_its_words(place: str) -> None:
+def test_a_failure_in_the_process_keeps_its_type_and_message(place: str) -> None:
     with small_manager(place) as (manager, _):
         manager.save({"a": 1}, step=1).wait()
         for path in sorted(Path(place).rglob("*"), reverse=True):
@@ -237,7 +237,7 @@ def test_a_cancelled_save_leaves_nothing(place: str) -> None:
         assert [path for path in Path(place).rglob("*") if path.is_file()] == []
 
 
-def test_progress_is_heard_from_the_process(place: str) -> None:
+def test_progress_of_the_process_is_reported(place: str) -> None:
     heard = []
     with small_manager(place) as (manager, _):
         save = manager.save(saver_children.state_of(1), step=1, on_progress=heard.append)
@@ -246,7 +246,7 @@ def test_progress_is_heard_from_the_process(place: str) -> None:
     assert save.progress == 1
 
 
-def test_where_there_can_be_no_process_there_is_a_thread(place: str) -> None:
+def test_where_a_process_is_not_possible_a_thread_saves(place: str) -> None:
     with strata.CheckpointManager(store=MemoryStore()) as manager:
         manager.save({"a": 1}, step=1).wait()
         assert not isinstance(manager._saver, ProcessSaver)
@@ -257,7 +257,7 @@ def test_where_there_can_be_no_process_there_is_a_thread(place: str) -> None:
         assert manager._saver.pid is None, "it is not started for nothing"
 
 
-def test_memory_without_a_name_where_there_is_no_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shared_memory_works_without_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(staging, "shared_directory", lambda: tmp_path)
     Path(tmp_path, "strata-staging-1-dead").touch()
@@ -276,7 +276,7 @@ def test_memory_without_a_name_where_there_is_no_memfd(monkeypatch: pytest.Monke
     assert staging.reap(tmp_path) == 1
 
 
-def test_a_saver_that_cannot_be_started_fails_one_save_and_holds_up_none(
+def test_a_saver_that_cannot_be_started_fails_one_save_and_blocks_none(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -292,7 +292,7 @@ def test_a_saver_that_cannot_be_started_fails_one_save_and_holds_up_none(
         assert manager.load() == {"a": 2}
 
 
-def test_a_manager_that_nobody_closed_leaves_no_process(place: str) -> None:
+def test_a_manager_that_was_not_closed_leaves_no_process(place: str) -> None:
     manager = strata.CheckpointManager(place)
     assert isinstance(manager._saver, ProcessSaver)
     manager.save({"a": 1}, step=1).wait()
@@ -321,7 +321,7 @@ def test_a_saver_that_hangs_is_killed_and_another_one_writes(place: str, monkeyp
         assert saver_children.saver_of(manager).pid != hung
 
 
-def test_a_saver_that_keeps_the_memory_is_killed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saver_that_does_not_release_the_memory_is_killed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CLAIM_TIMEOUT_S", 0.2)
     with strata.CheckpointManager(place) as manager:
         manager.save({"w": np.ones(4)}, step=1).wait(TIMEOUT_S)

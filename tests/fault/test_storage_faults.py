@@ -101,7 +101,7 @@ EVERY_CALL: dict[str, Callable[[Store, memoryview], object]] = {
 
 @pytest.mark.parametrize("call", EVERY_CALL)
 @pytest.mark.parametrize("status", [503, 500, 429])
-def test_every_call_outlasts_a_server_that_is_busy_for_a_while(
+def test_every_call_survives_a_server_that_is_busy_for_a_while(
     sound: Store, faulty: Store, proxy: FaultyProxy, call: str, status: int
 ) -> None:
     data = pattern(12 * MIB)
@@ -121,7 +121,7 @@ def test_every_call_outlasts_a_server_that_is_busy_for_a_while(
     [THROTTLED, Fault(sent_bytes=0), Fault(sent_bytes=1_000), Fault(status=500, arrives=True), LOST_ANSWER],
     ids=["throttled", "refused", "cut", "failed too late", "answer lost"],
 )
-def test_an_upload_outlasts_a_fault_at_each_of_its_steps(
+def test_an_upload_survives_a_fault_at_each_of_its_steps(
     sound: Store, faulty: Store, proxy: FaultyProxy, kind: str, fault: Fault
 ) -> None:
     data = pattern(22 * MIB + 1)
@@ -133,9 +133,7 @@ def test_an_upload_outlasts_a_fault_at_each_of_its_steps(
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 100_000])
-def test_a_download_that_was_cut_is_taken_up_again(
-    sound: Store, faulty: Store, proxy: FaultyProxy, num_bytes: int
-) -> None:
+def test_an_interrupted_download_is_retried(sound: Store, faulty: Store, proxy: FaultyProxy, num_bytes: int) -> None:
     data = pattern(12 * MIB)
     sound.put_large("large", data)
     proxy.plan(Fault(received_bytes=num_bytes), "get", num=2)
@@ -145,7 +143,7 @@ def test_a_download_that_was_cut_is_taken_up_again(
 
 
 @pytest.mark.parametrize("call", ["put", "put if absent", "put_large", "get", "size", "walk", "delete"])
-def test_a_request_that_hangs_is_given_up_and_repeated(
+def test_a_request_that_hangs_times_out_and_is_retried(
     s3: S3Server, sound: Store, proxy: FaultyProxy, call: str
 ) -> None:
     options = s3.options(endpoint=proxy.endpoint, **QUICK, timeout_s=3.0)
@@ -163,7 +161,7 @@ def test_a_request_that_hangs_is_given_up_and_repeated(
 @pytest.mark.parametrize(
     "fault", [LOST_ANSWER, Fault(status=500, arrives=True), Fault(status=503, arrives=True)], ids=str
 )
-def test_who_has_won_learns_it_although_the_answer_was_lost(
+def test_a_conditional_put_that_succeeded_is_recognised_although_the_response_was_lost(
     sound: Store, faulty: Store, proxy: FaultyProxy, fault: Fault
 ) -> None:
     proxy.plan(fault, "put")
@@ -174,14 +172,18 @@ def test_who_has_won_learns_it_although_the_answer_was_lost(
         sound.put("manifest", b"mine", if_absent=True)
 
 
-def test_who_has_won_learns_it_although_no_answer_ever_came(sound: Store, faulty: Store, proxy: FaultyProxy) -> None:
+def test_a_conditional_put_that_succeeded_is_recognised_although_no_response_ever_came(
+    sound: Store, faulty: Store, proxy: FaultyProxy
+) -> None:
     proxy.plan(Fault(status=500, arrives=True), "put", num=None)
     faulty.put("manifest", b"mine", if_absent=True)
     assert proxy.seen.count("put") == 4
     assert sound.get("manifest", max_bytes=9) == b"mine"
 
 
-def test_who_has_lost_learns_it_although_the_answer_was_lost(sound: Store, faulty: Store, proxy: FaultyProxy) -> None:
+def test_a_conditional_put_that_failed_is_recognised_although_the_response_was_lost(
+    sound: Store, faulty: Store, proxy: FaultyProxy
+) -> None:
     sound.put("manifest", b"the same bytes", if_absent=True)
     for fault in (LOST_ANSWER, Fault(status=500, arrives=True)):
         proxy.plan(fault, "put")
@@ -189,7 +191,9 @@ def test_who_has_lost_learns_it_although_the_answer_was_lost(sound: Store, fault
             faulty.put("manifest", b"the same bytes", if_absent=True)
 
 
-def test_exactly_1_of_8_wins_while_answers_are_lost(sound: Store, faulty: Store, proxy: FaultyProxy) -> None:
+def test_exactly_1_of_8_conditional_puts_succeeds_while_responses_are_lost(
+    sound: Store, faulty: Store, proxy: FaultyProxy
+) -> None:
     proxy.plan(LOST_ANSWER, "put", num=4)
 
     def race(number: int) -> bool:
@@ -276,7 +280,7 @@ def test_an_upload_to_a_server_that_hangs_can_be_cancelled(s3: S3Server, sound: 
 @pytest.mark.parametrize(
     "error", [ValueError("mine"), FileNotFoundError(errno.ENOENT, "mine"), KeyboardInterrupt("mine")]
 )
-def test_an_error_of_what_hears_of_the_progress_is_passed_on(sound: Store, error: BaseException) -> None:
+def test_an_error_of_on_progress_is_raised(sound: Store, error: BaseException) -> None:
     def fail(_: int) -> None:
         raise error
 
@@ -286,7 +290,7 @@ def test_an_error_of_what_hears_of_the_progress_is_passed_on(sound: Store, error
     assert keys_of(sound) == []
 
 
-def test_what_hears_of_the_progress_may_use_the_store(sound: Store) -> None:
+def test_on_progress_may_use_the_store(sound: Store) -> None:
     sizes = []
     sound.put("small", b"123")
     sound.put_large("large", pattern(BIG), watch=Watch(lambda _: sizes.append(sound.size("small"))))
@@ -304,7 +308,7 @@ def test_a_server_that_hangs_is_unavailable_in_bounded_time(s3: S3Server, sound:
             assert time.monotonic() - begin_s < 20
 
 
-def test_nobody_at_the_endpoint_is_unavailable(s3: S3Server) -> None:
+def test_an_endpoint_without_a_server_is_unavailable(s3: S3Server) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
     store = open_store(s3.new_url(), s3.options(endpoint=endpoint, max_retries=1))
     with pytest.raises(StorageUnavailable, match=rf"{endpoint}.*check the endpoint") as caught:
@@ -316,7 +320,7 @@ def test_nobody_at_the_endpoint_is_unavailable(s3: S3Server) -> None:
 @pytest.mark.parametrize(
     "keys", [READER, {**ADMIN, "secret_access_key": "a-wrong-secret"}, {**READER, "access_key_id": "nobody"}], ids=str
 )
-def test_who_may_not_write_is_told_so_and_where_the_keys_came_from(s3: S3Server, keys: dict[str, str]) -> None:
+def test_a_denied_write_names_the_source_of_the_credentials(s3: S3Server, keys: dict[str, str]) -> None:
     store = open_store(s3.new_url(), s3.options(**keys, **QUICK))
     for write in (store.put, store.put_large):
         with pytest.raises(StorageDenied, match=r"the credentials come from storage_options: check that") as caught:
@@ -335,7 +339,7 @@ def test_who_may_not_write_is_told_so_and_where_the_keys_came_from(s3: S3Server,
         ("Not_A..Name", ADMIN, ("get", "walk", "children", "put", "put if absent", "put_large")),
     ],
 )
-def test_a_bucket_that_is_not_there_or_misnamed_is_reported_after_one_try(
+def test_a_missing_or_misnamed_bucket_is_reported_after_one_attempt(
     s3: S3Server, proxy: FaultyProxy, bucket: str, keys: dict[str, str], calls: tuple[str, ...]
 ) -> None:
     with contextlib.closing(open_store(f"s3://{bucket}/x", s3.options(endpoint=proxy.endpoint, **keys))) as store:
@@ -346,7 +350,7 @@ def test_a_bucket_that_is_not_there_or_misnamed_is_reported_after_one_try(
             assert len(set(proxy.seen)) == len(proxy.seen)  # nothing was tried twice
 
 
-def test_retries_go_on_until_the_time_for_them_is_over(s3: S3Server, sound: Store, proxy: FaultyProxy) -> None:
+def test_retries_continue_until_retry_timeout_s(s3: S3Server, sound: Store, proxy: FaultyProxy) -> None:
     """Not until some number of them is spent: that takes a second or two, and a restart longer."""
     sound.put("small", b"1")
     with contextlib.closing(open_store(sound.url, s3.options(endpoint=proxy.endpoint))) as store:
@@ -361,7 +365,7 @@ def test_retries_go_on_until_the_time_for_them_is_over(s3: S3Server, sound: Stor
         assert "max_retries in" not in str(caught.value)
 
 
-def test_no_keys_anywhere_are_told_in_bounded_time(
+def test_missing_credentials_are_reported_in_bounded_time(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -476,7 +480,7 @@ def failing(name: str, number: int, monkeypatch: pytest.MonkeyPatch, *, after: i
     ids=["no space", "no quota", "broken"],
 )
 @pytest.mark.parametrize("name", ["pwrite", "fsync"])
-def test_a_disk_that_fails_leaves_what_was_there(
+def test_a_failing_disk_leaves_the_old_object(
     disk: LocalStore, monkeypatch: pytest.MonkeyPatch, name: str, number: int, error: type[StorageError]
 ) -> None:
     disk.put("d/a", b"old")
@@ -497,7 +501,7 @@ def test_a_disk_that_fails_leaves_what_was_there(
 
 
 @pytest.mark.parametrize("name", ["pwrite", "preadv"])
-def test_nobody_uses_a_descriptor_any_more_when_a_transfer_has_failed(
+def test_no_thread_uses_the_descriptor_after_a_failed_transfer(
     disk: LocalStore, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Else a slow thread writes into whatever file has its number by then."""
@@ -532,7 +536,7 @@ def test_nobody_uses_a_descriptor_any_more_when_a_transfer_has_failed(
     assert num_using == 0
 
 
-def test_a_full_file_system_says_so_and_can_be_used_again(tmp_path: Path) -> None:
+def test_a_full_file_system_raises_storage_full_and_can_be_used_again(tmp_path: Path) -> None:
     """A real one, of 16 MiB, in a mount namespace of its own."""
     program = """
     import sys
@@ -562,7 +566,7 @@ def test_a_full_file_system_says_so_and_can_be_used_again(tmp_path: Path) -> Non
     assert done.stdout.split()[0] == str(8 << 20)
 
 
-def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:
+def test_a_file_size_limit_raises_storage_full(tmp_path: Path) -> None:
     """Met in the middle of writing with O_DIRECT, on the disk itself."""
     program = """
     import mmap, resource, sys
@@ -585,7 +589,7 @@ def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacking", ["nothing", "O_DIRECT", "O_DIRECT when opening", "O_DIRECT when writing", "preadv"])
-def test_what_a_file_system_lacks_is_made_up_for(
+def test_missing_features_of_a_file_system_are_replaced(
     disk: LocalStore, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
     if lacking == "O_DIRECT":
@@ -617,7 +621,9 @@ def _refuse_direct(monkeypatch: pytest.MonkeyPatch, name: str, is_direct: Callab
     monkeypatch.setattr(os, name, refuse)
 
 
-def test_without_hard_links_only_one_still_wins(disk: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_hard_links_exactly_one_conditional_put_succeeds(
+    disk: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed = failing("link", errno.EPERM, monkeypatch)
 
     def race(number: int) -> bool:
@@ -635,7 +641,7 @@ def test_without_hard_links_only_one_still_wins(disk: LocalStore, monkeypatch: p
     assert [path.name for path in (disk.root / "d").iterdir()] == ["manifest"]
 
 
-def test_a_link_whose_answer_was_lost_has_won(disk: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_whose_response_was_lost_has_succeeded(disk: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS sends the request again, and hears that the name is taken."""
     real = os.link
 
@@ -649,7 +655,7 @@ def test_a_link_whose_answer_was_lost_has_won(disk: LocalStore, monkeypatch: pyt
     assert [path.name for path in (disk.root / "d").iterdir()] == ["manifest"]
 
 
-def test_a_file_system_that_syncs_no_directories_will_do(disk: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_directory_sync_works(disk: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fsync
 
     def fsync(fd: int) -> None:
@@ -671,7 +677,7 @@ def test_a_directory_that_cannot_be_read_is_not_an_empty_one(disk: LocalStore, m
             look()
 
 
-def test_the_file_of_a_live_writer_is_nobody_elses_to_remove(disk: LocalStore) -> None:
+def test_the_temporary_file_of_a_live_writer_is_not_removed(disk: LocalStore) -> None:
     disk.put("d/other", b"1")
 
     def meanwhile(_: int) -> None:
@@ -682,7 +688,7 @@ def test_the_file_of_a_live_writer_is_nobody_elses_to_remove(disk: LocalStore) -
     assert keys_of(disk) == ["d/large"]
 
 
-def test_what_a_dead_writer_left_goes_with_the_last_object_beside_it(disk: LocalStore) -> None:
+def test_temporary_files_of_a_dead_writer_are_removed_with_the_last_object_beside_them(disk: LocalStore) -> None:
     disk.put("d/a", b"1")
     left = disk.root / "d" / ".tmp-left"
     left.write_bytes(b"half")
@@ -705,7 +711,7 @@ def test_a_name_cannot_be_an_object_and_a_directory_on_a_disk(disk: LocalStore) 
     assert keys_of(disk) == ["a", "d/a"]
 
 
-def test_a_place_that_may_not_be_written_to_is_denied(disk: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_directory_raises_storage_denied(disk: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (errno.EACCES, errno.EROFS):
         with monkeypatch.context() as patch:
             failing("open", number, patch)

@@ -52,7 +52,7 @@ def public(cls: type) -> dict[str, Any]:
     return {name: value for name, value in vars(cls).items() if not name.startswith("_")}
 
 
-def test_every_method_has_its_variant_with_the_same_parameters() -> None:
+def test_every_method_has_an_async_variant_with_the_same_parameters() -> None:
     ours, theirs = public(AsyncCheckpointManager), public(CheckpointManager)
 
     assert ours.keys() == theirs.keys()
@@ -66,7 +66,7 @@ def test_every_method_has_its_variant_with_the_same_parameters() -> None:
     assert inspect.signature(AsyncCheckpointManager) == inspect.signature(CheckpointManager)
 
 
-def test_the_handle_tells_what_the_one_for_threads_tells() -> None:
+def test_the_async_handle_has_the_properties_of_the_synchronous_one() -> None:
     told = {name for name, value in public(Save).items() if isinstance(value, property)}
 
     assert told | {"staged", "stall_s", "wait", "cancel"} <= public(AsyncSave).keys()
@@ -219,7 +219,7 @@ def test_a_save_whose_await_was_cancelled_while_it_was_staged_becomes_durable(mo
         assert [one.step for one in manager.list()] == [1, 2]
 
 
-def test_a_closing_that_is_cancelled_goes_on_and_can_be_awaited_again() -> None:
+def test_a_cancelled_close_continues_and_can_be_awaited_again() -> None:
     store = GatedStore()
 
     async def work() -> None:
@@ -265,7 +265,7 @@ def test_a_save_that_is_cancelled_leaves_nothing_and_closing_does_not_complain()
 
 
 @pytest.mark.parametrize("way", ["nobody waits", "the one who waits is cancelled", "wait() of the manager"])
-def test_a_failure_that_nobody_has_heard_of_is_raised_at_the_end(way: str) -> None:
+def test_an_unreported_failure_is_raised_by_close(way: str) -> None:
     store = GatedStore(fails=True)
 
     async def work() -> None:
@@ -289,7 +289,7 @@ def test_a_failure_that_nobody_has_heard_of_is_raised_at_the_end(way: str) -> No
     run(work())
 
 
-def test_a_failure_that_was_heard_is_raised_once() -> None:
+def test_a_reported_failure_is_raised_once() -> None:
     store = GatedStore(fails=True)
     store.gate.set()
 
@@ -304,7 +304,7 @@ def test_a_failure_that_was_heard_is_raised_once() -> None:
     run(work())
 
 
-def test_the_error_of_the_block_comes_before_that_of_a_save() -> None:
+def test_the_error_of_the_block_takes_precedence_over_that_of_a_save() -> None:
     store = GatedStore(fails=True)
     store.gate.set()
 

@@ -52,7 +52,7 @@ def damage(place: Path, step: int, rank: int) -> None:
     path.write_bytes(data)
 
 
-def test_damage_in_one_ranks_part_sends_all_back_to_the_checkpoint_before(tmp_path: Path) -> None:
+def test_corruption_on_one_rank_sends_all_ranks_to_the_checkpoint_before(tmp_path: Path) -> None:
     save_two(tmp_path)
     damage(tmp_path, step=2, rank=1)
 
@@ -66,7 +66,7 @@ def test_damage_in_one_ranks_part_sends_all_back_to_the_checkpoint_before(tmp_pa
     assert on_all(load) == [1, 1, 1]
 
 
-def test_without_damage_all_take_the_newest_again_and_again(tmp_path: Path) -> None:
+def test_without_corruption_all_ranks_load_the_newest_each_time(tmp_path: Path) -> None:
     save_two(tmp_path)
 
     def load(rank: int) -> list[int]:
@@ -78,7 +78,7 @@ def test_without_damage_all_take_the_newest_again_and_again(tmp_path: Path) -> N
         assert [c.step for c in alone.list()] == [1, 2], "what they said is no checkpoint"
 
 
-def test_when_there_is_none_all_hear_so(tmp_path: Path) -> None:
+def test_without_a_checkpoint_all_ranks_raise_no_checkpoint(tmp_path: Path) -> None:
     def load(rank: int) -> None:
         with manager_of(rank, tmp_path, "first start") as manager, pytest.raises(NoCheckpoint):
             manager.load()
@@ -86,7 +86,7 @@ def test_when_there_is_none_all_hear_so(tmp_path: Path) -> None:
     on_all(load)
 
 
-def test_when_all_are_damaged_all_hear_so(tmp_path: Path) -> None:
+def test_with_only_corrupt_checkpoints_all_ranks_raise_no_checkpoint(tmp_path: Path) -> None:
     save_two(tmp_path)
     damage(tmp_path, step=2, rank=1)
     damage(tmp_path, step=1, rank=2)
@@ -98,7 +98,7 @@ def test_when_all_are_damaged_all_hear_so(tmp_path: Path) -> None:
     on_all(load)
 
 
-def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     save_two(tmp_path)
 
     def load(rank: int) -> None:
@@ -111,14 +111,14 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     on_all(load)
 
 
-def test_a_session_that_was_used_before_is_refused(tmp_path: Path) -> None:
+def test_a_session_that_was_used_before_is_rejected(tmp_path: Path) -> None:
     save_two(tmp_path)
     on_all(lambda rank: load_own(manager_of(rank, tmp_path, "second start"), rank))
     with manager_of(0, tmp_path, "second start") as manager, pytest.raises(InvalidArgument, match="used before"):
         load_own(manager, 0)
 
 
-def test_a_named_checkpoint_is_each_ranks_own_affair(tmp_path: Path) -> None:
+def test_a_named_checkpoint_needs_no_agreement(tmp_path: Path) -> None:
     save_two(tmp_path)
     with manager_of(1, tmp_path, "second start") as manager:
         assert manager.load(step=1)["step"] == 1

@@ -175,7 +175,7 @@ def passing() -> Time:
 # -- who is who ----------------------------------------------------------------------------------------------------
 
 
-def test_all_ranks_find_the_same_id_and_another_start_another() -> None:
+def test_all_ranks_compute_the_same_id_and_another_start_a_different_one() -> None:
     ids = {checkpoint_id(ranks, 3, 500) for ranks in ranks_of(4)}
     assert len(ids) == 1
     assert next(iter(ids)).startswith("step-000000000500-")
@@ -185,7 +185,7 @@ def test_all_ranks_find_the_same_id_and_another_start_another() -> None:
         assert checkpoint_id(Ranks(size=4, session=session), number, step) not in ids
 
 
-def test_one_rank_alone_never_uses_a_name_twice_whatever_its_session() -> None:
+def test_a_single_rank_never_uses_an_id_twice_whatever_its_session() -> None:
     alone = Ranks(session="always the same")
     assert checkpoint_id(alone, 0, 5) != checkpoint_id(alone, 0, 5)
 
@@ -204,7 +204,7 @@ def test_one_rank_alone_never_uses_a_name_twice_whatever_its_session() -> None:
     ],
     ids=str,
 )
-def test_ranks_that_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:
+def test_invalid_ranks_are_rejected(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Ranks(**fields)
 
@@ -219,7 +219,7 @@ TORCHRUN = {
 }
 
 
-def test_what_torchrun_sets_is_enough() -> None:
+def test_the_environment_of_torchrun_suffices() -> None:
     ranks = Ranks.from_environment(TORCHRUN, timeout_s=5.0)
     assert ranks == Ranks(rank=2, size=4, session="job-7/1/host:29500", timeout_s=5.0)
     restarted = Ranks.from_environment({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
@@ -239,7 +239,7 @@ def test_what_torchrun_sets_is_enough() -> None:
     ],
     ids=str,
 )
-def test_an_environment_that_does_not_tell_is_refused_with_the_cure(change: dict[str, Any], words: str) -> None:
+def test_an_incomplete_environment_is_rejected_with_the_cure(change: dict[str, Any], words: str) -> None:
     env = {name: value for name, value in {**TORCHRUN, **change}.items() if value is not None}
     with pytest.raises(ConfigError, match=words):
         Ranks.from_environment(env)
@@ -298,7 +298,7 @@ def test_ranks_in_threads_commit_one_checkpoint(store: MemoryStore, size: int) -
     assert names(store, manifests[0].id) == ["manifest.json", *files]
 
 
-def test_rank_0_waits_for_the_last_part_and_looks_ever_less_often(store: MemoryStore, passing: Time) -> None:
+def test_rank_0_waits_for_the_last_part_and_polls_ever_less_often(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2, timeout_s=600.0)
     head = head_of(leader)
     passing.at(400.0, lambda: commit.put_part(store, write(store, other, head)))
@@ -308,7 +308,7 @@ def test_rank_0_waits_for_the_last_part_and_looks_ever_less_often(store: MemoryS
     assert passing.num_waits < 550
 
 
-def test_the_others_hear_of_a_commit_that_comes_late(store: MemoryStore, passing: Time) -> None:
+def test_the_other_ranks_notice_a_late_commit(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
     parts = [write(store, ranks, head) for ranks in (leader, other)]
@@ -320,7 +320,7 @@ def test_the_others_hear_of_a_commit_that_comes_late(store: MemoryStore, passing
     assert passing.passed_s < 111
 
 
-def test_the_part_may_be_put_by_one_process_and_the_rest_done_by_another(store: MemoryStore) -> None:
+def test_one_process_may_put_the_part_and_another_conclude(store: MemoryStore) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
     for ranks in (leader, other):
@@ -337,7 +337,7 @@ def verdict_of(store: Store, ranks: Ranks, checkpoint: str, passing: Time | None
     return commit.await_verdict(store, ranks, checkpoint, clock=passing.clock, wait=passing.wait, watch=Watch())
 
 
-def test_a_rank_that_stays_away_is_named_and_nothing_is_committed(store: MemoryStore, passing: Time) -> None:
+def test_a_missing_rank_is_named_and_nothing_is_committed(store: MemoryStore, passing: Time) -> None:
     everybody = ranks_of(4)
     head = head_of(everybody[0])
     for ranks in (everybody[1], everybody[3]):
@@ -356,7 +356,7 @@ def test_a_rank_that_stays_away_is_named_and_nothing_is_committed(store: MemoryS
     assert "manifest.json" not in names(store, head.id)
 
 
-def test_a_rank_that_fails_says_so_and_nobody_waits(store: MemoryStore, passing: Time) -> None:
+def test_a_rank_that_fails_reports_it_and_no_rank_waits(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
     with pytest.raises(StorageFull), commit.reporting_failure(store, other, head.id):
@@ -371,7 +371,7 @@ def test_a_rank_that_fails_says_so_and_nobody_waits(store: MemoryStore, passing:
     assert passing.num_waits == 0
 
 
-def test_rank_0_that_fails_before_its_part_gives_up_for_all(store: MemoryStore, passing: Time) -> None:
+def test_rank_0_that_fails_before_its_part_aborts_for_all(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
     with pytest.raises(ZeroDivisionError), commit.reporting_failure(store, leader, head.id):
@@ -383,7 +383,7 @@ def test_rank_0_that_fails_before_its_part_gives_up_for_all(store: MemoryStore, 
 
 
 @pytest.mark.parametrize(("has_part", "patience_s"), [(False, 60.0), (True, 75.0)])
-def test_the_others_give_up_when_rank_0_is_dead(
+def test_the_other_ranks_abort_when_rank_0_is_dead(
     store: MemoryStore, passing: Time, has_part: bool, patience_s: float
 ) -> None:
     leader, other = ranks_of(2)
@@ -401,7 +401,7 @@ def test_the_others_give_up_when_rank_0_is_dead(
     assert "manifest.json" not in names(store, head.id)
 
 
-def test_parts_that_do_not_fit_together_are_given_up_for_all(store: MemoryStore) -> None:
+def test_parts_that_contradict_each_other_abort_the_save(store: MemoryStore) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
     part = write(store, other, head)
@@ -414,7 +414,7 @@ def test_parts_that_do_not_fit_together_are_given_up_for_all(store: MemoryStore)
 
 
 @pytest.mark.parametrize("data", [b"{}", b"\xff"])
-def test_a_part_that_is_none_names_its_file(store: MemoryStore, data: bytes) -> None:
+def test_a_malformed_part_names_its_file(store: MemoryStore, data: bytes) -> None:
     leader = ranks_of(2)[0]
     head = head_of(leader)
     store.put(f"{head.id}/{part_name(1)}", data)
@@ -423,7 +423,7 @@ def test_a_part_that_is_none_names_its_file(store: MemoryStore, data: bytes) -> 
         commit.finish(store, leader, own, head)
 
 
-def test_a_part_under_anothers_name_is_refused(store: MemoryStore) -> None:
+def test_a_part_under_the_name_of_another_rank_is_rejected(store: MemoryStore) -> None:
     everybody = ranks_of(3)
     head = head_of(everybody[0])
     commit.put_part(store, write(store, everybody[1], head))
@@ -433,7 +433,7 @@ def test_a_part_under_anothers_name_is_refused(store: MemoryStore) -> None:
         commit.finish(store, everybody[0], own, head)
 
 
-def test_a_reason_that_cannot_be_read_is_no_reason_to_go_on(store: MemoryStore) -> None:
+def test_an_unreadable_reason_still_aborts(store: MemoryStore) -> None:
     leader = ranks_of(2)[0]
     head = head_of(leader)
     store.put(f"{head.id}/failed-00001.json", b"\xff{")
@@ -442,7 +442,7 @@ def test_a_reason_that_cannot_be_read_is_no_reason_to_go_on(store: MemoryStore) 
         commit.finish(store, leader, own, head)
 
 
-def test_cancelling_ends_the_wait_and_tells_the_others(store: MemoryStore, passing: Time) -> None:
+def test_cancelling_ends_the_wait_and_is_reported_to_the_others(store: MemoryStore, passing: Time) -> None:
     leader, other = ranks_of(2)
     watch = Watch()
     passing.at(3.0, watch.cancel)
@@ -455,7 +455,7 @@ def test_cancelling_ends_the_wait_and_tells_the_others(store: MemoryStore, passi
     assert passing.passed_s < 4.0
 
 
-def test_files_are_only_thrown_away_once_rank_0_has_given_up(store: MemoryStore) -> None:
+def test_files_are_deleted_only_once_rank_0_has_aborted(store: MemoryStore) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
     write(store, leader, head)
@@ -471,7 +471,7 @@ def test_files_are_only_thrown_away_once_rank_0_has_given_up(store: MemoryStore)
 # -- names that were used before -----------------------------------------------------------------------------------
 
 
-def test_two_starts_at_one_step_do_not_touch_each_other(store: MemoryStore) -> None:
+def test_two_starts_at_one_step_do_not_interfere(store: MemoryStore) -> None:
     ids = []
     for session in ("first start", "second start"):
         everybody = ranks_of(2, session=session)
@@ -485,7 +485,7 @@ def test_two_starts_at_one_step_do_not_touch_each_other(store: MemoryStore) -> N
     assert len(set(ids)) == 2
 
 
-def test_a_session_that_was_used_before_is_refused_before_anything_is_written(store: MemoryStore) -> None:
+def test_a_session_that_was_used_before_is_rejected_before_anything_is_written(store: MemoryStore) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
     commit.claim(store, other, head.id)
@@ -543,7 +543,7 @@ def refusing(*calls: str) -> Callable[[str, str], Exception | None]:
     return lambda call, key: StorageUnavailable(f"{call} {key}: 503") if call in calls else None
 
 
-def test_a_store_that_does_not_answer_for_a_while_is_asked_again(passing: Time) -> None:
+def test_a_store_that_is_unavailable_for_a_while_is_polled_again(passing: Time) -> None:
     store = Moody()
     leader, other = ranks_of(2)
     head = head_of(leader)
@@ -558,7 +558,7 @@ def test_a_store_that_does_not_answer_for_a_while_is_asked_again(passing: Time) 
     assert verdict_of(store, other, head.id, passing) == manifest
 
 
-def test_a_store_that_does_not_answer_any_more_is_the_cause_of_the_abort(passing: Time) -> None:
+def test_an_unavailable_store_is_the_cause_of_the_abort(passing: Time) -> None:
     store = Moody()
     leader, other = ranks_of(2)
     store.refuse = refusing("size")
@@ -568,7 +568,7 @@ def test_a_store_that_does_not_answer_any_more_is_the_cause_of_the_abort(passing
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_manifest_of_which_the_answer_was_lost_is_committed_exactly_if_it_is_there(keeps: bool) -> None:
+def test_a_manifest_whose_response_was_lost_is_committed_exactly_if_it_exists(keeps: bool) -> None:
     store = Moody()
     leader, other = ranks_of(2)
     head = head_of(leader)
@@ -587,7 +587,7 @@ def test_a_manifest_of_which_the_answer_was_lost_is_committed_exactly_if_it_is_t
         assert "aborted.json" not in names(store, head.id)  # the put may still arrive: nobody may remove his files
 
 
-def test_a_store_that_takes_nothing_more_does_not_hide_why_a_rank_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_store_does_not_hide_why_a_rank_failed(caplog: pytest.LogCaptureFixture) -> None:
     store = Moody()
     store.refuse = refusing("put")
     with pytest.raises(ZeroDivisionError), commit.reporting_failure(store, ranks_of(2)[1], "x"):
@@ -628,7 +628,7 @@ def two_parts(store: Store) -> tuple[Ranks, Ranks, Head]:
     return leader, other, head
 
 
-def test_a_commit_is_asked_once_by_every_rank_and_told_afterwards(store: MemoryStore) -> None:
+def test_every_rank_calls_the_coordinator_once_and_notifies_it_afterwards(store: MemoryStore) -> None:
     leader, other, head = two_parts(store)
     for ranks in (leader, other):
         helper = Helper()
@@ -637,7 +637,7 @@ def test_a_commit_is_asked_once_by_every_rank_and_told_afterwards(store: MemoryS
         assert helper.told == [of_manifest(manifest, store.url)]
 
 
-def test_a_death_that_the_coordinator_knows_of_aborts_at_once_though_all_parts_are_there(store: MemoryStore) -> None:
+def test_a_death_known_to_the_coordinator_aborts_at_once_although_all_parts_exist(store: MemoryStore) -> None:
     leader, other, head = two_parts(store)
     for ranks in (other, leader):
         helper = Helper(CheckpointAborted("w1 died"))
@@ -647,7 +647,7 @@ def test_a_death_that_the_coordinator_knows_of_aborts_at_once_though_all_parts_a
     assert "manifest.json" not in names(store, head.id)
 
 
-def test_rank_0_commits_only_when_the_coordinator_has_heard_of_all(store: MemoryStore) -> None:
+def test_rank_0_commits_only_when_all_ranks_reached_the_coordinator(store: MemoryStore) -> None:
     leader, _, head = two_parts(store)
     gate = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -659,7 +659,7 @@ def test_rank_0_commits_only_when_the_coordinator_has_heard_of_all(store: Memory
         assert_is_whole(store, committing.result(DEADLINE_S), 2)
 
 
-def test_a_rank_that_says_that_it_failed_is_heard_while_the_barrier_stands(store: MemoryStore) -> None:
+def test_a_reported_failure_is_noticed_while_the_coordinator_waits(store: MemoryStore) -> None:
     leader, other = ranks_of(2)
     head = head_of(leader)
     commit.put_part(store, write(store, leader, head))
@@ -740,14 +740,14 @@ def test_a_worker_that_dies_before_its_part_aborts_the_checkpoint_quickly(store:
     assert "manifest.json" not in names(store, head_of(everybody[0]).id)
 
 
-def test_a_job_of_another_size_is_told_at_once(store: MemoryStore) -> None:
+def test_a_job_of_another_world_size_is_rejected_at_once(store: MemoryStore) -> None:
     with EmbeddedCoordinator(QUIET) as coordinator, CoordinatorClient(coordinator.address) as client:
         worker = join([client])[0]
         with pytest.raises(CheckpointAborted, match=r"has 2 ranks, but generation 1 .* has 1 workers"):
             save_with(store, ranks_of(2)[0], CoordinatorCommit(worker))
 
 
-def test_metadata_that_is_too_much_for_a_coordinator_stays_in_the_manifest() -> None:
+def test_metadata_too_large_for_the_coordinator_stays_in_the_manifest() -> None:
     with EmbeddedCoordinator(QUIET) as coordinator, CoordinatorClient(coordinator.address) as client:
         worker = join([client])[0]
         metadata = CheckpointMetadata(
@@ -797,7 +797,7 @@ def start(nursery: Nursery, directory: Path, *, session: str, timeout_s: float) 
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_process_killed_before_its_part_leaves_the_checkpoint_before_as_the_latest(
+def test_a_process_killed_before_its_part_leaves_the_previous_checkpoint_as_the_latest(
     nursery: Nursery, tmp_path: Path, victim: int
 ) -> None:
     directory = tmp_path / "checkpoints"

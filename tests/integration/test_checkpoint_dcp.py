@@ -186,7 +186,7 @@ def test_a_checkpoint_of_the_manager_can_be_read_through_dcp(tmp_path: Path) -> 
     assert found["step"] == 4
 
 
-def test_the_whole_state_can_be_had_without_a_target(tmp_path: Path) -> None:
+def test_the_whole_state_can_be_loaded_without_a_target(tmp_path: Path) -> None:
     state = {"a": {"w": torch.ones(2), "n": [1, 2]}, "b": [torch.zeros(1), "x"]}
     save(state, tmp_path)
 
@@ -221,7 +221,7 @@ def test_dtypes_and_strides_come_back_bit_for_bit(tmp_path: Path, dtype: torch.d
     assert found.contiguous().view(torch.uint8).tolist() == value.contiguous().view(torch.uint8).tolist()
 
 
-def test_steps_and_ids_name_checkpoints_to_dcp_as_well(tmp_path: Path) -> None:
+def test_dcp_accepts_steps_and_ids(tmp_path: Path) -> None:
     writer = StrataStorageWriter(tmp_path)
     ids = []
     for step in (1, 2):
@@ -240,7 +240,7 @@ def test_steps_and_ids_name_checkpoints_to_dcp_as_well(tmp_path: Path) -> None:
     assert load({"w": torch.zeros(2, dtype=torch.int64)}, tmp_path)["w"].tolist() == [2, 2]
 
 
-def test_a_state_that_is_not_cut_into_items_comes_back_whole(tmp_path: Path) -> None:
+def test_an_unflattened_state_is_restored_whole(tmp_path: Path) -> None:
     state = {"model": {"w": torch.ones(2), "n": 1}, "t": torch.zeros(3)}
     writer = StrataStorageWriter(tmp_path)
     dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
@@ -289,7 +289,7 @@ def test_an_incremental_checkpoint_is_read_with_its_patches(tmp_path: Path) -> N
     assert same(found, {"table": table, "n": 2})
 
 
-def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+def test_only_requested_tensors_are_read(tmp_path: Path) -> None:
     save({"a": torch.ones(5), "b": torch.ones(5)}, tmp_path)
     (path,) = tmp_path.glob("*/rank-00000.safetensors")
     data = bytearray(path.read_bytes())
@@ -315,7 +315,7 @@ def test_the_command_line_shows_and_verifies_what_dcp_saved(tmp_path: Path) -> N
     assert told("verify", str(tmp_path))
 
 
-def test_a_path_goes_to_another_process_and_a_store_does_not(tmp_path: Path) -> None:
+def test_an_adapter_with_a_path_can_be_pickled_and_one_with_a_store_cannot(tmp_path: Path) -> None:
     there = pickle.loads(pickle.dumps(StrataStorageWriter(tmp_path, step=3)))
     dcp.save({"w": torch.ones(1)}, storage_writer=there, no_dist=True)
 
@@ -324,7 +324,7 @@ def test_a_path_goes_to_another_process_and_a_store_does_not(tmp_path: Path) -> 
         pickle.dumps(StrataStorageWriter(MemoryStore("here")))
 
 
-def test_a_store_can_be_handed_in() -> None:
+def test_a_store_can_be_passed() -> None:
     store = MemoryStore("here")
     save({"w": torch.ones(2)}, store)
 
@@ -343,14 +343,14 @@ def refused(*words: str) -> Iterator[None]:
         assert word in str(raised.value)
 
 
-def test_an_object_that_cannot_be_stored_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_an_object_that_cannot_be_stored_is_rejected_by_name(tmp_path: Path) -> None:
     with refused("InvalidArgument", "opt.schedule is a builtins.function"):
         save({"w": torch.ones(2), "opt": {"schedule": lambda step: step}}, tmp_path)
 
     assert list(tmp_path.rglob("*.safetensors")) == list(tmp_path.rglob("manifest.json")) == []
 
 
-def test_a_planner_that_only_gives_pickles_is_refused(tmp_path: Path) -> None:
+def test_a_planner_that_only_provides_pickles_is_rejected(tmp_path: Path) -> None:
     class Opaque(DefaultSavePlanner):
         lookup_object = None  # type: ignore[assignment]
 
@@ -361,7 +361,7 @@ def test_a_planner_that_only_gives_pickles_is_refused(tmp_path: Path) -> None:
         dcp.save({"n": 1}, storage_writer=StrataStorageWriter(tmp_path), planner=Opaque(), no_dist=True)
 
 
-def test_a_plan_that_is_repeated_does_not_touch_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_reused_plan_does_not_touch_the_previous_checkpoint(tmp_path: Path) -> None:
     writer = StrataStorageWriter(tmp_path)
     planner = DefaultSavePlanner(enable_plan_caching=True)
     planner._cached_plans_key = "test_a_plan_that_is_repeated"
@@ -373,7 +373,7 @@ def test_a_plan_that_is_repeated_does_not_touch_the_checkpoint_before(tmp_path: 
     assert loaded(tmp_path)["w"].tolist() == [1, 1]
 
 
-def test_saving_without_a_commit_is_refused(tmp_path: Path) -> None:
+def test_saving_without_collectives_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="use_collectives=False is not supported"):
         dcp.save(
             {"w": torch.ones(2)}, storage_writer=StrataStorageWriter(tmp_path), no_dist=True, use_collectives=False
@@ -390,12 +390,12 @@ def test_saving_without_a_commit_is_refused(tmp_path: Path) -> None:
         ({"metadata": {"torch_dcp": 1}}, "is reserved for the adapter"),
     ],
 )
-def test_arguments_that_cannot_be_stored_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_arguments_that_cannot_be_stored_are_rejected(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         StrataStorageWriter(tmp_path, **options)
 
 
-def test_a_checkpoint_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_id_that_is_a_path_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"checkpoint_id='runs/step_1' is not a step; pass checkpoint_id='5000'"):
         dcp.save({}, checkpoint_id="runs/step_1", storage_writer=StrataStorageWriter(tmp_path), no_dist=True)
 
@@ -438,12 +438,12 @@ def test_tensors_of_one_name_on_two_ranks_are_not_mistaken_for_one() -> None:
         merged([written(0, "a"), written(1, "a.0")])
 
 
-def test_a_place_without_checkpoints_says_so(tmp_path: Path) -> None:
+def test_an_empty_store_raises_no_checkpoint(tmp_path: Path) -> None:
     with refused("has no checkpoint"):
         load({"w": torch.zeros(1)}, tmp_path)
 
 
-def test_two_entries_of_one_dotted_name_cannot_be_told_apart(tmp_path: Path) -> None:
+def test_two_entries_with_one_dotted_name_are_rejected(tmp_path: Path) -> None:
     with CheckpointManager(str(tmp_path)) as manager:
         manager.save({"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1)}, step=0).wait()
 
@@ -451,7 +451,7 @@ def test_two_entries_of_one_dotted_name_cannot_be_told_apart(tmp_path: Path) -> 
         load({"a": {"b": torch.zeros(1)}}, tmp_path)
 
 
-def test_a_state_that_is_no_dict_is_none_for_dcp(tmp_path: Path) -> None:
+def test_a_state_that_is_not_a_dict_is_rejected(tmp_path: Path) -> None:
     with CheckpointManager(str(tmp_path)) as manager:
         manager.save([torch.ones(1)], step=0).wait()
 
@@ -478,7 +478,7 @@ STATES = st.dictionaries(
 
 
 @given(STATES)
-def test_a_structure_is_cut_into_the_items_that_dcp_cuts_a_state_into(state: dict[str, Any]) -> None:
+def test_a_structure_has_the_items_of_dcps_planner(state: dict[str, Any]) -> None:
     _, expected = dcp.default_planner.flatten_state_dict(state)
 
     found = dcp_names.items(tree.flatten(state).structure)
@@ -603,7 +603,7 @@ EXPECTED = {name: TABLE.tolist() for name in ("rows", "columns", "everywhere", "
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("num_savers", "num_loaders"), [(2, 1), (1, 2)])
-def test_what_some_ranks_saved_in_shards_others_load_and_train_on(
+def test_shards_are_loaded_by_another_number_of_ranks_that_train_on(
     tmp_path: Path, torch_ranks: TorchRanks, num_savers: int, num_loaders: int
 ) -> None:
     place = tmp_path / "checkpoints"
@@ -649,7 +649,7 @@ def test_an_asynchronous_save_in_a_thread_is_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_a_rank_that_cannot_store_its_part_leaves_the_checkpoint_before_the_latest(
+def test_a_rank_that_cannot_store_its_part_leaves_the_previous_checkpoint_as_the_latest(
     tmp_path: Path, torch_ranks: TorchRanks
 ) -> None:
     place = tmp_path / "checkpoints"

@@ -66,7 +66,7 @@ def test_only_the_rows_that_changed_are_written_and_all_of_it_is_loaded(manager:
     manager.verify(step=2)
 
 
-def test_the_data_file_has_the_rows_and_their_numbers_for_any_reader(manager: strata.CheckpointManager) -> None:
+def test_any_safetensors_reader_finds_the_rows_and_their_indices(manager: strata.CheckpointManager) -> None:
     state = {"emb": table()}
     manager.save(state, step=1).wait()
     state["emb"][[3, 700]] = 7
@@ -76,7 +76,7 @@ def test_the_data_file_has_the_rows_and_their_numbers_for_any_reader(manager: st
     assert stored["emb#rows"].tolist() == [3, 700]
 
 
-def test_deltas_are_taken_from_the_base_however_many_there_are(manager: strata.CheckpointManager) -> None:
+def test_every_delta_refers_to_the_base_by_default(manager: strata.CheckpointManager) -> None:
     state = {"emb": table()}
     base = manager.save(state, step=0).wait()
     for step in range(1, 6):
@@ -88,7 +88,7 @@ def test_deltas_are_taken_from_the_base_however_many_there_are(manager: strata.C
     assert np.array_equal(manager.load()["emb"], state["emb"]), "no delta needs another"
 
 
-def test_with_more_depth_a_delta_has_only_what_is_new_until_the_chain_is_long_enough(place: str) -> None:
+def test_with_more_depth_deltas_form_a_chain_of_limited_length(place: str) -> None:
     with manager_at(place, incremental_depth=3) as manager:
         state = {"emb": table()}
         ids = [manager.save(state, step=0).wait().id]
@@ -108,7 +108,7 @@ def test_with_more_depth_a_delta_has_only_what_is_new_until_the_chain_is_long_en
             manager.delete(id=ids[1])
 
 
-def test_a_delta_that_would_not_pay_is_a_full_checkpoint_and_says_so(manager: strata.CheckpointManager) -> None:
+def test_a_delta_that_is_too_large_becomes_a_full_checkpoint_with_a_reason(manager: strata.CheckpointManager) -> None:
     state = {"emb": table()}
     manager.save(state, step=1).wait()
     state["emb"] += 1
@@ -121,7 +121,7 @@ def test_a_delta_that_would_not_pay_is_a_full_checkpoint_and_says_so(manager: st
     assert np.array_equal(manager.load()["emb"], state["emb"])
 
 
-def test_deltas_that_outgrow_their_share_begin_anew(place: str) -> None:
+def test_deltas_that_outgrow_rebase_at_start_with_a_new_base(place: str) -> None:
     with manager_at(place, rebase_at=0.1) as manager:
         state = {"emb": table()}
         manager.save(state, step=0).wait()
@@ -133,14 +133,14 @@ def test_deltas_that_outgrow_their_share_begin_anew(place: str) -> None:
         assert types == ["INCREMENTAL"] * 3 + ["FULL"] + ["INCREMENTAL"] * 3
 
 
-def test_without_anything_to_compare_with_it_is_full(manager: strata.CheckpointManager) -> None:
+def test_without_a_snapshot_to_compare_with_a_save_is_full(manager: strata.CheckpointManager) -> None:
     assert "first save since the start" in delta(manager, {"emb": table()}, 1).why
     assert "had other tensors" in delta(manager, {"emb": table(), "new": np.ones(3)}, 2).why
     manager.save({"model": {"w": np.ones(9)}, "optimizer": 1}, step=3, checkpoint_type="MODEL_ONLY").wait()
     assert "had other tensors" in delta(manager, {"emb": table()}, 4).why
 
 
-def test_a_base_that_somebody_removed_is_not_referred_to(place: str, manager: strata.CheckpointManager) -> None:
+def test_a_deleted_base_is_not_referred_to(place: str, manager: strata.CheckpointManager) -> None:
     state = {"emb": table()}
     for between in (0, 1):
         base = manager.save(state, step=1).wait()
@@ -172,7 +172,7 @@ def test_retention_keeps_a_base_as_long_as_a_delta_needs_it(place: str) -> None:
         assert not Path(base.path).exists()
 
 
-def test_nothing_has_changed_and_almost_nothing_is_written(manager: strata.CheckpointManager) -> None:
+def test_an_unchanged_state_writes_almost_nothing(manager: strata.CheckpointManager) -> None:
     state = {"emb": table()}
     manager.save(state, step=1).wait()
     saved = delta(manager, state, 2)
@@ -183,7 +183,7 @@ def test_nothing_has_changed_and_almost_nothing_is_written(manager: strata.Check
 # -- rows that are told --------------------------------------------------------------------------------------------
 
 
-def test_told_rows_are_believed_and_nothing_else_of_the_table_is_looked_at(manager: strata.CheckpointManager) -> None:
+def test_dirty_rows_are_trusted_and_the_rest_of_the_table_is_not_compared(manager: strata.CheckpointManager) -> None:
     state = {"model": {"emb.weight": table()}, "head": np.zeros(100_000)}
     manager.save(state, step=1).wait()
     state["model"]["emb.weight"][[5, 9, 17]] = 1
@@ -199,7 +199,7 @@ def test_told_rows_are_believed_and_nothing_else_of_the_table_is_looked_at(manag
 @pytest.mark.parametrize(
     "rows", [torch.tensor([4, 4, 2]), np.array([2, 4]), {2, 4}, np.isin(np.arange(ROWS), [2, 4])], ids=repr
 )
-def test_rows_may_be_told_in_any_form(manager: strata.CheckpointManager, rows: Any) -> None:
+def test_dirty_rows_may_have_any_form(manager: strata.CheckpointManager, rows: Any) -> None:
     state = {"emb": table()}
     manager.save(state, step=1).wait()
     state["emb"][[2, 4]] = 0
@@ -235,7 +235,7 @@ def test_rows_of_a_save_that_was_skipped_are_not_forgotten(place: str) -> None:
         ({"a.w": [0.5]}, "use integers"),
     ],
 )
-def test_rows_that_are_not_there_are_refused(manager: strata.CheckpointManager, dirty: Any, problem: str) -> None:
+def test_invalid_dirty_rows_are_rejected(manager: strata.CheckpointManager, dirty: Any, problem: str) -> None:
     with pytest.raises(InvalidArgument, match=problem):
         manager.save({"a": {"w": table()}, "b": {"w": table()}}, step=1, dirty=dirty)
 
@@ -329,14 +329,14 @@ def test_rows_that_changed_without_a_gradient_are_found(manager: strata.Checkpoi
         (torch.nn.Linear(9, 4), torch.optim.SGD, "it has no nn.Embedding"),
     ],
 )
-def test_a_table_that_changes_in_other_rows_than_its_gradient_is_not_followed(
+def test_a_table_that_changes_rows_without_a_gradient_is_not_tracked(
     model: torch.nn.Module, make: Any, problem: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=problem):
         RowTracker(model, make(model.parameters(), lr=0.1))
 
 
-def test_a_tracker_tells_one_manager(place: str, manager: strata.CheckpointManager) -> None:
+def test_a_tracker_serves_one_manager(place: str, manager: strata.CheckpointManager) -> None:
     model, _, tracker = followed()
     manager.save({"model": model.state_dict()}, step=1, dirty=tracker).wait()
     with manager_at(place) as another, pytest.raises(InvalidArgument, match="serves another CheckpointManager"):
@@ -373,7 +373,7 @@ def test_after_a_save_that_failed_midway_nothing_is_missing(tmp_path: Path) -> N
             assert np.array_equal(manager.load()["w"], state["w"])
 
 
-def test_a_save_that_was_copied_and_not_handed_over_has_changed_nothing(
+def test_a_snapshot_that_was_not_submitted_is_no_base_for_a_delta(
     manager: strata.CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = {"w": np.zeros((1_000, 64), np.float32)}
@@ -388,7 +388,7 @@ def test_a_save_that_was_copied_and_not_handed_over_has_changed_nothing(
     assert np.array_equal(manager.load()["w"], state["w"])
 
 
-def test_a_base_that_goes_while_a_delta_is_written_makes_it_a_full_one(tmp_path: Path) -> None:
+def test_a_base_that_is_deleted_while_a_delta_is_written_makes_it_a_full_one(tmp_path: Path) -> None:
     class Meddled(LocalStore):
         goes = ""
 
@@ -424,7 +424,7 @@ def test_a_checkpoint_that_others_refer_to_is_not_compacted(place: str) -> None:
         assert np.array_equal(manager.load()["emb"], state["emb"])
 
 
-def test_tensors_of_one_row_and_strided_ones_are_cut_and_compared_in_pieces(
+def test_tensors_of_one_row_and_strided_tensors_are_compared_in_pieces(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "PACK_BYTES", 1 << 16)
@@ -449,7 +449,7 @@ def test_tensors_of_one_row_and_strided_ones_are_cut_and_compared_in_pieces(
 # -- encodings -----------------------------------------------------------------------------------------------------
 
 
-def test_half_precision_that_changed_a_little_everywhere_is_stored_as_its_difference(place: str) -> None:
+def test_half_precision_tensors_with_small_changes_are_stored_as_differences(place: str) -> None:
     with manager_at(place, xor=True) as manager:
         rng = np.random.default_rng(3)
         weights = rng.standard_normal((1_000, 1_024), np.float32)
@@ -464,7 +464,7 @@ def test_half_precision_that_changed_a_little_everywhere_is_stored_as_its_differ
         assert fresh.load()["w"].tobytes() == later.tobytes()
 
 
-def test_compressed_tensors_are_those_that_shrink(place: str) -> None:
+def test_only_compressible_tensors_are_compressed(place: str) -> None:
     with manager_at(place, compression="zstd") as manager:
         state = {
             "zeros": np.zeros((3_000, 1_000), np.float32),
@@ -484,7 +484,7 @@ def test_compressed_tensors_are_those_that_shrink(place: str) -> None:
         assert np.array_equal(manager.load()["ids"], state["ids"])
 
 
-def test_what_was_saved_compressed_and_as_it_is_has_the_same_hash(tmp_path: Path) -> None:
+def test_compressed_and_uncompressed_checkpoints_have_the_same_hash(tmp_path: Path) -> None:
     state = {"zeros": np.zeros((300, 1_000), np.float32)}
     with manager_at(str(tmp_path / "a"), compression="zstd") as one, manager_at(str(tmp_path / "b")) as other:
         assert one.save(state, step=1).wait().model_hash == other.save(state, step=1).wait().model_hash
@@ -499,7 +499,7 @@ def test_what_was_saved_compressed_and_as_it_is_has_the_same_hash(tmp_path: Path
         ({"saver": "cloud"}, "saver='cloud' is invalid"),
     ],
 )
-def test_choices_that_there_are_not(place: str, arguments: dict[str, Any], problem: str) -> None:
+def test_unknown_options_are_rejected(place: str, arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         strata.CheckpointManager(place, **arguments)
 
@@ -507,7 +507,7 @@ def test_choices_that_there_are_not(place: str, arguments: dict[str, Any], probl
 # -- compaction ----------------------------------------------------------------------------------------------------
 
 
-def test_a_compacted_checkpoint_needs_its_base_no_longer(manager: strata.CheckpointManager) -> None:
+def test_a_compacted_checkpoint_no_longer_needs_its_base(manager: strata.CheckpointManager) -> None:
     state = {"emb": table(), "one": np.float32(1), "none": np.empty(0), "epoch": 3}
     base = manager.save(state, step=1, metadata={"run": "a"}).wait()
     state["emb"][7] = 7
@@ -531,7 +531,7 @@ def test_a_compacted_checkpoint_needs_its_base_no_longer(manager: strata.Checkpo
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), depth=st.integers(1, 3), compression=st.sampled_from([None, "zstd"]), xor=st.booleans())
-def test_whatever_changes_a_delta_loads_as_the_whole_state(
+def test_any_changes_saved_as_a_delta_load_as_the_whole_state(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, depth: int, compression: Any, xor: bool
 ) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 1_000)))

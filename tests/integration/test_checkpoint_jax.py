@@ -170,7 +170,7 @@ def test_a_bare_array_and_an_empty_tree_are_pytrees_too(manager: CheckpointManag
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
-def test_keys_of_every_implementation_go_on_where_they_stood(manager: CheckpointManager, impl: str) -> None:
+def test_keys_of_every_implementation_continue_their_sequence(manager: CheckpointManager, impl: str) -> None:
     keys = jax.random.split(jax.random.key(3, impl=impl), 4)
     save_pytree(manager, {"keys": keys}, step=0).wait()
 
@@ -275,7 +275,7 @@ def test_jax_alone_does_not_import_torch(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False\n", "")
 
 
-def test_what_was_saved_from_jax_can_be_had_as_numpy(manager: CheckpointManager) -> None:
+def test_a_checkpoint_saved_from_jax_can_be_loaded_as_numpy(manager: CheckpointManager) -> None:
     save_pytree(manager, {"w": jnp.arange(3)}, step=0).wait()
 
     found = load_pytree(manager, like={"w": np.zeros(3, np.int32)})["w"]
@@ -301,14 +301,14 @@ def test_what_was_saved_from_jax_can_be_had_as_numpy(manager: CheckpointManager)
         ({"w": {"deeper": jnp.zeros((2, 3))}, "n": 1}, "lacks w.deeper"),
     ],
 )
-def test_what_does_not_fit_is_named_with_what_was_found_and_expected(like: Any, message: str) -> None:
+def test_a_mismatch_names_what_was_found_and_expected(like: Any, message: str) -> None:
     state = to_state({"w": jnp.ones((2, 3)), "n": 1})
 
     with pytest.raises(InvalidArgument, match=message):
         from_state(state, like=like)
 
 
-def test_what_the_target_does_not_have_can_be_passed_over(manager: CheckpointManager) -> None:
+def test_leaves_that_the_target_lacks_can_be_ignored(manager: CheckpointManager) -> None:
     save_pytree(manager, train_state(2), step=0).wait()
 
     found = load_pytree(manager, like={"params": train_state(0).params}, strict=False)
@@ -316,7 +316,7 @@ def test_what_the_target_does_not_have_can_be_passed_over(manager: CheckpointMan
     assert_same(found, {"params": train_state(2).params})
 
 
-def test_a_key_of_another_implementation_is_refused() -> None:
+def test_a_key_of_another_implementation_is_rejected() -> None:
     state = to_state({"rng": jax.random.key(0, impl="rbg")})
 
     with pytest.raises(
@@ -325,28 +325,28 @@ def test_a_key_of_another_implementation_is_refused() -> None:
         from_state(state, like={"rng": jax.random.key(0)})
 
 
-def test_an_implementation_that_is_not_known_here_is_named() -> None:
+def test_an_unknown_key_implementation_is_named() -> None:
     state = {"rng": {"prng_impl": "no_such", "key_data": np.zeros(2, np.uint32)}}
 
     with pytest.raises(InvalidArgument, match="rng is not a key of the implementation 'no_such'"):
         from_state(state, like={"rng": jax.random.key(0)})
 
 
-def test_64_bits_are_not_halved_in_silence() -> None:
+def test_64_bit_arrays_are_not_narrowed_silently() -> None:
     like = {"w": jax.ShapeDtypeStruct((2,), np.dtype(np.float64))}
 
     with pytest.raises(InvalidArgument, match=r"converts to float32 \(set jax_enable_x64\)"):
         from_state({"w": np.ones(2)}, like=like)
 
 
-def test_a_leaf_that_cannot_be_stored_is_refused_by_its_name(manager: CheckpointManager) -> None:
+def test_a_leaf_that_cannot_be_stored_is_rejected_by_name(manager: CheckpointManager) -> None:
     with pytest.raises(InvalidArgument, match=r"params\.apply is a builtins\.function"):
         save_pytree(manager, {"params": {"apply": lambda x: x}}, step=0)
 
     assert manager.list() == []
 
 
-def test_two_leaves_of_one_name_are_refused() -> None:
+def test_two_leaves_with_one_name_are_rejected() -> None:
     class Twice:
         pass
 
@@ -380,5 +380,5 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_any_tree_survives_being_taken_apart(tree: Any) -> None:
+def test_any_tree_survives_the_round_trip(tree: Any) -> None:
     assert_same(from_state(to_state(tree), like=tree), tree)

@@ -68,7 +68,7 @@ def files_below(directory: Path) -> list[str]:
 # -- the way it is used ---------------------------------------------------------------------------------------------
 
 
-def test_a_model_and_its_optimizer_come_back(manager: CheckpointManager) -> None:
+def test_a_model_and_its_optimizer_are_restored(manager: CheckpointManager) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model(torch.randn(4, 8)).sum().backward()
@@ -115,7 +115,7 @@ def test_other_tools_open_the_data_file_as_it_is(manager: CheckpointManager) -> 
     assert torch.equal(loaded["model.w"], torch.arange(6.0).reshape(2, 3))
 
 
-def test_only_what_is_asked_for_is_read(manager: CheckpointManager, tmp_path: Path) -> None:
+def test_only_requested_tensors_are_read(manager: CheckpointManager, tmp_path: Path) -> None:
     manager.save(
         {"model": {"a": np.ones(4), "b": np.zeros(1 << 20)}, "optimizer": {"m": np.ones(1 << 20)}}, step=1
     ).wait()
@@ -139,7 +139,7 @@ def test_parts_of_the_state_are_saved_by_type(manager: CheckpointManager) -> Non
         manager.save({"w": np.ones(1)}, step=3, checkpoint_type="MODEL_ONLY")
 
 
-def test_what_is_saved_as_another_type_than_asked_for_says_why(manager: CheckpointManager) -> None:
+def test_a_checkpoint_of_another_type_than_requested_has_a_reason(manager: CheckpointManager) -> None:
     saved = manager.save(state_of(1), step=1, checkpoint_type=CheckpointType.INCREMENTAL).wait()
     assert saved.checkpoint_type is CheckpointType.FULL
     assert "nothing to compare with" in saved.why
@@ -154,7 +154,7 @@ def test_a_state_changed_after_the_save_is_saved_as_it_was(manager: CheckpointMa
     assert manager.load().max() == 1
 
 
-def test_what_is_loaded_may_be_changed_and_the_checkpoint_does_not_follow(manager: CheckpointManager) -> None:
+def test_a_loaded_state_may_be_changed_without_changing_the_checkpoint(manager: CheckpointManager) -> None:
     manager.save({"a": torch.ones(4), "b": np.ones(4)}, step=1).wait()
     loaded = manager.load()
     loaded["a"] += 1
@@ -162,7 +162,7 @@ def test_what_is_loaded_may_be_changed_and_the_checkpoint_does_not_follow(manage
     assert manager.load()["a"].tolist() == [1, 1, 1, 1]
 
 
-def test_looking_by_step_and_id(manager: CheckpointManager) -> None:
+def test_a_checkpoint_is_found_by_step_and_id(manager: CheckpointManager) -> None:
     infos = [manager.save(state_of(step), step=step) for step in (3, 1, 2)]
     manager.wait()
     assert [c.step for c in manager.list()] == [1, 2, 3]
@@ -175,7 +175,7 @@ def test_looking_by_step_and_id(manager: CheckpointManager) -> None:
         manager.get(id="nobody")
 
 
-def test_the_seeds_way_of_naming_the_place(tmp_path: Path) -> None:
+def test_a_location_can_be_given_as_bucket_and_storage_type(tmp_path: Path) -> None:
     with CheckpointManager(bucket=str(tmp_path / "b"), storage_type="local") as manager:
         manager.save(b"x", step=1, epoch=2).wait()
         assert manager.latest() is not None
@@ -187,7 +187,7 @@ def test_the_seeds_way_of_naming_the_place(tmp_path: Path) -> None:
         CheckpointManager(str(tmp_path), keep_count=0)
 
 
-def test_an_empty_place_says_that_it_is_empty(manager: CheckpointManager) -> None:
+def test_an_empty_directory_has_no_checkpoint(manager: CheckpointManager) -> None:
     assert manager.list() == []
     assert manager.latest() is None
     with pytest.raises(NoCheckpoint, match="has no checkpoint"):
@@ -205,7 +205,7 @@ def test_a_moved_copy_is_as_good_as_the_first(manager: CheckpointManager, tmp_pa
 # -- keeping --------------------------------------------------------------------------------------------------------
 
 
-def test_policies_keep_what_any_of_them_wants(tmp_path: Path) -> None:
+def test_a_checkpoint_is_kept_if_any_policy_keeps_it(tmp_path: Path) -> None:
     with CheckpointManager(str(tmp_path), keep_count=2, keep_every=4, keep_best=("loss", "min")) as manager:
         for step in range(10):
             manager.save(state_of(step), step=step, metadata={"loss": abs(step - 3)})
@@ -214,14 +214,14 @@ def test_policies_keep_what_any_of_them_wants(tmp_path: Path) -> None:
         assert len(files_below(tmp_path)) == 2 * 5, "what went is gone"
 
 
-def test_without_a_policy_nothing_goes(manager: CheckpointManager) -> None:
+def test_without_a_policy_nothing_is_deleted(manager: CheckpointManager) -> None:
     for step in range(5):
         manager.save(state_of(step), step=step)
     manager.wait()
     assert len(manager.list()) == 5
 
 
-def test_deleting(manager: CheckpointManager, tmp_path: Path) -> None:
+def test_a_deleted_checkpoint_is_gone_and_its_files_too(manager: CheckpointManager, tmp_path: Path) -> None:
     for step in (1, 2):
         manager.save(state_of(step), step=step).wait()
     manager.delete(step=1)
@@ -247,7 +247,7 @@ class GatedStore(LocalStore):
         super().put_large(key, data, watch=watch)
 
 
-def test_a_save_while_another_is_written_is_skipped_and_says_so(tmp_path: Path) -> None:
+def test_with_when_busy_skip_a_save_is_skipped_with_a_reason(tmp_path: Path) -> None:
     store = GatedStore(tmp_path)
     with CheckpointManager(store=store, when_busy="skip") as manager:
         first = manager.save(state_of(1), step=1)
@@ -263,7 +263,7 @@ def test_a_save_while_another_is_written_is_skipped_and_says_so(tmp_path: Path) 
         assert [c.step for c in manager.list()] == [1]
 
 
-def test_or_it_is_refused(tmp_path: Path) -> None:
+def test_with_when_busy_raise_a_save_is_rejected(tmp_path: Path) -> None:
     store = GatedStore(tmp_path)
     with CheckpointManager(store=store, when_busy="raise") as manager:
         manager.save(state_of(1), step=1)
@@ -304,7 +304,7 @@ class FailingStore(LocalStore):
 
 
 @pytest.mark.parametrize("where", ["safetensors", "manifest"])
-def test_a_save_that_fails_is_told_and_the_one_before_stays_the_latest(tmp_path: Path, where: str) -> None:
+def test_a_failed_save_is_reported_and_the_previous_checkpoint_stays_the_latest(tmp_path: Path, where: str) -> None:
     store = FailingStore(tmp_path)
     manager = CheckpointManager(store=store, keep_count=1)
     manager.save(state_of(1), step=1).wait()
@@ -321,7 +321,7 @@ def test_a_save_that_fails_is_told_and_the_one_before_stays_the_latest(tmp_path:
         manager.close()
 
 
-def test_what_a_killed_writer_left_goes_after_an_hour_and_nothing_else_does(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_deleted_after_an_hour_and_nothing_else_is(tmp_path: Path) -> None:
     names = ["step-000000000001-" + "a" * 16, "step-000000000002-" + "b" * 16, "mine"]
     for name in names:
         (tmp_path / name).mkdir()
@@ -370,7 +370,7 @@ HUGE_TENSOR = {"name": "model.w", "dtype": "U8", "shape": [16 * TIB], "slices": 
     ids=["no pair", "no name", "no tensor", "16 TiB"],
 )
 @pytest.mark.parametrize("only", [None, ["model.*"]], ids=["all", "only"])
-def test_a_forged_manifest_is_walked_past(tmp_path: Path, changes: dict[str, Any], only: list[str] | None) -> None:
+def test_a_forged_manifest_is_ignored(tmp_path: Path, changes: dict[str, Any], only: list[str] | None) -> None:
     with CheckpointManager(str(tmp_path)) as manager:
         for step in (1, 2):
             manager.save(state_of(step), step=step).wait()
@@ -380,7 +380,7 @@ def test_a_forged_manifest_is_walked_past(tmp_path: Path, changes: dict[str, Any
         assert manager.load(only=only)["model"]["w"].max() == 1
 
 
-def test_files_that_are_far_too_large_are_passed_over(tmp_path: Path) -> None:
+def test_files_that_are_far_too_large_are_ignored(tmp_path: Path) -> None:
     with CheckpointManager(str(tmp_path)) as manager:
         for step in (1, 2, 3):
             manager.save(state_of(step), step=step).wait()
@@ -438,9 +438,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("spoil", "error", "words"), WAYS)
-def test_what_was_damaged_is_named_and_never_loaded(
-    tmp_path: Path, spoil: Any, error: type[Exception], words: str
-) -> None:
+def test_corruption_is_named_and_never_loaded(tmp_path: Path, spoil: Any, error: type[Exception], words: str) -> None:
     with CheckpointManager(str(tmp_path)) as manager:
         for step in (1, 2):
             manager.save(state_of(step), step=step).wait()
@@ -482,7 +480,7 @@ def test_a_renamed_directory_is_not_another_checkpoint(manager: CheckpointManage
     assert "rename its directory" in manager.problems["step-000000000009-00"]
 
 
-def test_a_header_that_was_changed_is_refused_by_load_and_by_verify(manager: CheckpointManager) -> None:
+def test_a_changed_header_is_rejected_by_load_and_verify(manager: CheckpointManager) -> None:
     manager.save(state_of(1), step=1).wait()
     flip(the_directory(manager, 1) / "rank-00000.safetensors", 3_000)  # in the padding
     for use in (manager.verify, manager.load, lambda **which: manager.load(only=["*"], **which)):
@@ -490,7 +488,7 @@ def test_a_header_that_was_changed_is_refused_by_load_and_by_verify(manager: Che
             use(step=1)
 
 
-def test_strangers_in_the_directory_are_passed_over(manager: CheckpointManager, tmp_path: Path) -> None:
+def test_foreign_files_in_the_directory_are_ignored(manager: CheckpointManager, tmp_path: Path) -> None:
     manager.save(state_of(1), step=1).wait()
     root = tmp_path / "checkpoints"
     (root / "notes.txt").write_text("hello")
@@ -522,7 +520,7 @@ def test_two_writers_of_one_step_both_commit_and_the_later_is_found(tmp_path: Pa
         ({"step": 1, "metadata": {"x": "y" * 2_000_000}}, "metadata has"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused_before_anything_is_written(
+def test_invalid_arguments_are_rejected_before_anything_is_written(
     manager: CheckpointManager, tmp_path: Path, arguments: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=words):
@@ -530,7 +528,7 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_is_written(
     assert files_below(tmp_path) == []
 
 
-def test_a_closed_manager_says_so(tmp_path: Path) -> None:
+def test_a_closed_manager_rejects_saves(tmp_path: Path) -> None:
     manager = CheckpointManager(str(tmp_path))
     manager.close()
     manager.close()
@@ -561,7 +559,7 @@ def test_loading_is_possible_after_closing(tmp_path: Path) -> None:
         manager.prepare(state)
 
 
-def test_a_pattern_that_matches_nothing_is_refused_even_if_others_do(manager: CheckpointManager) -> None:
+def test_a_pattern_that_matches_nothing_is_rejected_even_if_others_match(manager: CheckpointManager) -> None:
     manager.save({"model": {"w": np.ones(3)}, "epoch": 3}, step=1).wait()
     for patterns in (["nothing"], ["model.*", "modle.*"], []):
         with pytest.raises(InvalidArgument, match=r"no tensor that matches .*; its tensors are model.w"):
@@ -571,7 +569,7 @@ def test_a_pattern_that_matches_nothing_is_refused_even_if_others_do(manager: Ch
 @pytest.mark.parametrize(
     "mistake", ["gpu", "cuda:7", 3.5, lambda storage, _: storage], ids=["gpu", "cuda:7", "number", "function"]
 )
-def test_a_device_that_is_not_there_is_the_callers_mistake(manager: CheckpointManager, mistake: Any) -> None:
+def test_a_missing_device_is_an_invalid_argument(manager: CheckpointManager, mistake: Any) -> None:
     manager.save({"w": torch.ones(3)}, step=1).wait()
     with pytest.raises(InvalidArgument, match="not a device of this machine"):
         manager.load(map_location=mistake)
@@ -579,7 +577,7 @@ def test_a_device_that_is_not_there_is_the_callers_mistake(manager: CheckpointMa
     assert torch.equal(manager.load(map_location={"cpu": "cpu"})["w"], torch.ones(3))
 
 
-def test_too_little_memory_is_not_the_checkpoints_fault(
+def test_a_failed_allocation_does_not_put_a_checkpoint_into_quarantine(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager.save({"w": np.arange(4 << 20)}, step=1).wait()
@@ -627,12 +625,12 @@ def test_mistakes_are_named(manager: CheckpointManager, call: Any, problem: str)
         ({"storage_path": ""}, "is empty"),
     ],
 )
-def test_settings_that_make_no_sense_are_named(tmp_path: Path, arguments: dict[str, Any], problem: str) -> None:
+def test_invalid_settings_are_named(tmp_path: Path, arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         CheckpointManager(**{"storage_path": tmp_path, **arguments})
 
 
-def test_numbers_of_numpy_are_numbers(manager: CheckpointManager) -> None:
+def test_numpy_integers_are_accepted(manager: CheckpointManager) -> None:
     saved = manager.save({}, step=np.int64(5), epoch=np.int32(2)).wait()  # type: ignore[arg-type]
     assert (saved.step, saved.epoch) == (5, 2)
     assert manager.get(step=5, id=saved.id) == saved
@@ -640,7 +638,7 @@ def test_numbers_of_numpy_are_numbers(manager: CheckpointManager) -> None:
         manager.get(step=6, id=saved.id)
 
 
-def test_a_save_within_a_save_is_refused_and_not_waited_for(
+def test_a_save_within_a_save_is_rejected_instead_of_waiting(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = manager._stage
@@ -654,7 +652,7 @@ def test_a_save_within_a_save_is_refused_and_not_waited_for(
     manager.save({"w": np.ones(3)}, step=1).wait()
 
 
-def test_a_pipe_in_the_place_of_a_manifest_holds_nobody_up(manager: CheckpointManager, tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_manifest_does_not_block(manager: CheckpointManager, tmp_path: Path) -> None:
     manager.save(state_of(1), step=1).wait()
     odd = tmp_path / "checkpoints" / "step-000000000009-0123456789abcdef"
     odd.mkdir()
@@ -662,7 +660,7 @@ def test_a_pipe_in_the_place_of_a_manifest_holds_nobody_up(manager: CheckpointMa
     assert manager.load()["step"] == 1
 
 
-def test_a_place_that_cannot_be_written_to_is_still_walked_back_in(
+def test_a_read_only_directory_still_falls_back_to_an_older_checkpoint(
     manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2):
@@ -676,7 +674,7 @@ def test_a_place_that_cannot_be_written_to_is_still_walked_back_in(
     assert manager.load()["step"] == 1
 
 
-def test_a_policy_that_raises_is_heard_of_and_saving_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_raises_is_logged_and_saving_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def keep(self, _checkpoints: Any) -> dict[str, str]:
             raise KeyError("loss")
@@ -688,7 +686,7 @@ def test_a_policy_that_raises_is_heard_of_and_saving_goes_on(tmp_path: Path, cap
     assert len(manager.list()) == 2
 
 
-def test_looking_while_others_save_finds_no_half_listing(manager: CheckpointManager) -> None:
+def test_listing_during_a_save_is_consistent(manager: CheckpointManager) -> None:
     found: list[int] = []
     ended = threading.Event()
 
@@ -708,7 +706,7 @@ def test_looking_while_others_save_finds_no_half_listing(manager: CheckpointMana
     assert max(found) <= 20
 
 
-def test_a_second_try_finds_what_the_first_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_finds_what_the_first_attempt_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     run = Executor.run
 
@@ -728,7 +726,7 @@ def test_a_second_try_finds_what_the_first_has_committed(tmp_path: Path, monkeyp
     assert np.array_equal(manager.load()["model"]["w"], state["model"]["w"])
 
 
-def test_statistics_come_when_there_is_time(tmp_path: Path) -> None:
+def test_statistics_are_written_when_there_is_time(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, statistics=True) as manager:
         saved = manager.save({"w": np.array([1.0, np.nan, 3.0])}, step=1).wait()
     [about] = json.loads((Path(saved.path) / "statistics.json").read_bytes())["tensors"].values()

@@ -144,7 +144,7 @@ def assert_same(loaded: Mapping[str, Any], *, table: np.ndarray[Any, Any] = TABL
 
 @pytest.mark.parametrize(("num_savers", "num_loaders"), [(1, 3), (3, 1), (2, 5), (4, 4)])
 @pytest.mark.parametrize("replicated", [[], ["model.*"]], ids=["all_written", "shared_out"])
-def test_what_some_ranks_save_others_load_whole(
+def test_another_number_of_ranks_loads_the_whole_state(
     tmp_path: Path, num_savers: int, num_loaders: int, replicated: list[str]
 ) -> None:
     with crew(tmp_path, num_savers) as savers:
@@ -179,7 +179,7 @@ def tables(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], list[tuple[int, int]]
 
 @given(tables(), st.integers(1, 5), st.data())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-def test_any_cut_of_any_table_is_loaded_in_any_other(
+def test_any_sharding_of_any_table_is_loaded_in_any_other(
     drawn: tuple[np.ndarray[Any, Any], list[tuple[int, int]]], num_loaders: int, data: st.DataObject
 ) -> None:
     table, owned = drawn
@@ -218,7 +218,7 @@ def test_a_part_of_a_table_is_loaded_without_reading_the_others(tmp_path: Path) 
             manager.load(step=1, only=["emb"], slices={"model.layer1": ((0,), (1,))})
 
 
-def test_a_ranks_own_tensors_are_asked_for_by_the_name_that_it_gave_them(tmp_path: Path) -> None:
+def test_a_rank_requests_its_own_tensors_by_its_own_names(tmp_path: Path) -> None:
     with crew(tmp_path, 3) as savers:
         saved = savers.save([{"rng": np.arange(rank, rank + 4), "n": rank} for rank in (0, 1, 1)], step=1)
         assert [tensor.name for tensor in manifest_in(tmp_path, saved).tensors] == ["rng", "rng@1"]
@@ -237,7 +237,7 @@ def test_a_ranks_own_tensors_are_asked_for_by_the_name_that_it_gave_them(tmp_pat
             assert target.state.tolist() == [1, 2, 3, 4]
 
 
-def test_only_the_parts_that_are_restored_are_read_also_those_that_share_a_tensor(tmp_path: Path) -> None:
+def test_only_restored_entries_are_read_even_if_they_share_a_tensor(tmp_path: Path) -> None:
     weight = torch.arange(12.0).reshape(4, 3)
     with crew(tmp_path, 2) as savers:
         each = [
@@ -261,7 +261,7 @@ def test_only_the_parts_that_are_restored_are_read_also_those_that_share_a_tenso
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_is_replicated_is_written_once_and_shared_out_evenly(tmp_path: Path, size: int) -> None:
+def test_replicated_tensors_are_written_once_and_evenly(tmp_path: Path, size: int) -> None:
     with crew(tmp_path, size) as savers:
         saved = savers.save(states(size), step=1, replicated=["model.*"])
     written: list[str] = []
@@ -276,7 +276,7 @@ def test_what_is_replicated_is_written_once_and_shared_out_evenly(tmp_path: Path
     assert max(loads) - min(loads) <= 2 * 400, "no more apart than the smallest ones"
 
 
-def test_a_pattern_is_also_taken_alone_and_a_name_that_not_all_have_is_refused(tmp_path: Path) -> None:
+def test_a_single_pattern_is_accepted_and_a_tensor_that_not_all_ranks_have_is_rejected(tmp_path: Path) -> None:
     with crew(tmp_path, 2) as savers:
         savers.save(states(2), step=1, replicated="model.*")
         for state in (uneven := states(2)):
@@ -291,7 +291,7 @@ def test_a_pattern_is_also_taken_alone_and_a_name_that_not_all_have_is_refused(t
         assert [one.step for one in savers.managers[1].list()] == [1]
 
 
-def test_only_the_model_is_saved_where_only_it_is_asked_for(tmp_path: Path) -> None:
+def test_model_only_saves_only_the_model(tmp_path: Path) -> None:
     with crew(tmp_path, 2) as savers:
         saved = savers.save(states(2), step=1, checkpoint_type="MODEL_ONLY", replicated=["model.*"])
         assert saved.checkpoint_type.name == "MODEL_ONLY"
@@ -300,7 +300,7 @@ def test_only_the_model_is_saved_where_only_it_is_asked_for(tmp_path: Path) -> N
             assert np.array_equal(loaded["model"]["layer7"], model_of()["layer7"])
 
 
-def test_several_ranks_leave_no_statistics_and_no_messages_behind(tmp_path: Path) -> None:
+def test_several_ranks_leave_no_statistics_and_no_parts_behind(tmp_path: Path) -> None:
     with crew(tmp_path, 2, statistics=True) as savers:
         saved = savers.save(states(2), step=1)
     assert names_in(tmp_path, saved.id) == ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"]
@@ -311,7 +311,7 @@ def test_several_ranks_leave_no_statistics_and_no_messages_behind(tmp_path: Path
 
 @pytest.mark.parametrize("saver", ["thread", "process"])
 @pytest.mark.parametrize("is_told", [True, False])
-def test_each_rank_saves_the_rows_that_have_changed(tmp_path: Path, saver: str, is_told: bool) -> None:
+def test_each_rank_saves_its_changed_rows(tmp_path: Path, saver: str, is_told: bool) -> None:
     table = np.random.default_rng(3).normal(size=(3_000, 64)).astype(np.float32)
     size, owned = 3, cut(3_000, 3)
 
@@ -353,7 +353,7 @@ def test_each_rank_saves_the_rows_that_have_changed(tmp_path: Path, saver: str, 
             assert loaded["rank"] == (rank if rank < size else 0)
 
 
-def test_rows_may_be_told_of_a_replicated_table_by_ranks_that_do_not_write_it(tmp_path: Path) -> None:
+def test_ranks_that_do_not_write_a_replicated_table_may_report_its_dirty_rows(tmp_path: Path) -> None:
     model = {"emb": np.zeros((2_000, 64), np.float32), "head": np.zeros((1_000, 64), np.float32)}
     with crew(tmp_path, 2) as savers:
         options: dict[str, Any] = {"replicated": ["model.*"]}
@@ -370,7 +370,7 @@ def test_rows_may_be_told_of_a_replicated_table_by_ranks_that_do_not_write_it(tm
             assert all(np.array_equal(loaded["model"][name], model[name]) for name in model)
 
 
-def test_ranks_without_rows_tell_of_none(tmp_path: Path) -> None:
+def test_ranks_without_rows_may_pass_empty_dirty_rows(tmp_path: Path) -> None:
     table = np.zeros((1_000, 64), np.float32)
     owned = [(0, 1_000), (1_000, 0)]
     with crew(tmp_path, 2) as savers:
@@ -386,7 +386,7 @@ def test_ranks_without_rows_tell_of_none(tmp_path: Path) -> None:
         assert all(np.array_equal(loaded["emb"], table) for loaded in savers.load())
 
 
-def test_a_rank_that_starts_anew_saves_all_and_the_others_what_has_changed(tmp_path: Path) -> None:
+def test_a_restarted_rank_saves_everything_and_the_others_their_deltas(tmp_path: Path) -> None:
     table = np.random.default_rng(3).normal(size=(2_000, 64)).astype(np.float32)
     with crew(tmp_path, 2) as savers:
         savers.save(states(2, table=table), step=1)
@@ -401,7 +401,7 @@ def test_a_rank_that_starts_anew_saves_all_and_the_others_what_has_changed(tmp_p
 # -- keeping and removing --------------------------------------------------------------------------------------------
 
 
-def test_only_rank_0_removes_what_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_applies_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tidied: list[int] = []
     clean_up = CheckpointManager._clean_up
 
@@ -441,7 +441,7 @@ def test_two_jobs_that_save_the_same_step_at_once_both_commit(tmp_path: Path, sa
         assert len(one.managers[1].list()) == 6
 
 
-def test_the_same_step_is_saved_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_step_can_be_saved_several_times(tmp_path: Path) -> None:
     with crew(tmp_path, 2) as savers:
         ids = [savers.save(states(2, step=number), step=1).id for number in range(3)]
         assert len(set(ids)) == 3
@@ -450,7 +450,7 @@ def test_the_same_step_is_saved_as_often_as_it_is_asked_for(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("saver", ["thread", "process"])
-def test_a_session_that_was_used_before_is_refused_and_touches_nothing(tmp_path: Path, saver: str) -> None:
+def test_a_session_that_was_used_before_is_rejected_and_touches_nothing(tmp_path: Path, saver: str) -> None:
     with crew(tmp_path, 2, session="always the same", saver=saver) as savers:
         saved = savers.save(states(2), step=1)
     before = {path: path.read_bytes() for path in (tmp_path / saved.id).iterdir()}
@@ -474,7 +474,7 @@ def test_a_session_that_was_used_before_is_refused_and_touches_nothing(tmp_path:
 
 @pytest.mark.parametrize("bad_rank", [0, 1, 2])
 @pytest.mark.parametrize("comes_first", [True, False])
-def test_a_rank_that_cannot_save_its_state_tells_the_others_at_once(
+def test_a_rank_that_cannot_save_its_state_aborts_the_others_at_once(
     tmp_path: Path, bad_rank: int, comes_first: bool
 ) -> None:
     with crew(tmp_path, 3) as savers:
@@ -517,7 +517,7 @@ def test_cancelling_on_one_rank_ends_it_for_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_coordinator_hears_of_what_its_workers_have_saved(tmp_path: Path, size: int) -> None:
+def test_the_coordinator_is_notified_of_saved_checkpoints(tmp_path: Path, size: int) -> None:
     with EmbeddedCoordinator() as coordinator, CoordinatorClient(coordinator.address) as client:
         workers = [client.register_worker(f"w{rank}") for rank in range(size)]
         for worker in workers:
@@ -715,7 +715,7 @@ def is_numbers(value: Any) -> bool:
 
 
 @pytest.mark.timeout(200)
-def test_a_sharded_model_and_its_optimizer_go_on_with_other_numbers_of_ranks(
+def test_a_sharded_model_and_its_optimizer_resume_with_another_world_size(
     tmp_path: Path, torch_ranks: TorchRanks
 ) -> None:
     reference = Net()
@@ -763,7 +763,7 @@ def test_a_plain_model_is_restored_over_a_mesh_of_two_dimensions_and_saved_from_
 
 
 @pytest.mark.timeout(120)
-def test_tables_are_restored_however_a_module_has_placed_them(tmp_path: Path, torch_ranks: TorchRanks) -> None:
+def test_tables_are_restored_with_any_placements_of_the_module(tmp_path: Path, torch_ranks: TorchRanks) -> None:
     place = tmp_path / "checkpoints"
     tables = {"table": torch.from_numpy(TABLE), "row": torch.arange(5.0).reshape(1, 5)}
     with crew(place, 3) as savers:

@@ -73,15 +73,13 @@ def bits(tensor: torch.Tensor) -> bytes:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def test_every_dtype_that_the_library_has_is_tried_here() -> None:
+def test_every_dtype_of_the_library_is_tested() -> None:
     assert set(safetensors.torch._TYPES.values()) <= set(TORCH_DTYPES)
     assert {np.dtype(dtype) for dtype in safetensors.numpy._TYPES.values()} <= set(map(np.dtype, NUMPY_DTYPES))
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-def test_load_file_gives_torch_tensors_of_every_dtype_that_it_knows(
-    manager: CheckpointManager, dtype: torch.dtype
-) -> None:
+def test_load_file_returns_torch_tensors_of_every_known_dtype(manager: CheckpointManager, dtype: torch.dtype) -> None:
     tensor = torch.arange(24, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype).reshape(4, 6)
     if dtype is torch.bool:
         tensor = torch.arange(24).reshape(4, 6) % 3 == 0
@@ -96,7 +94,7 @@ def test_load_file_gives_torch_tensors_of_every_dtype_that_it_knows(
 
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-def test_load_file_gives_numpy_arrays_of_every_dtype_that_it_knows(manager: CheckpointManager, dtype: Any) -> None:
+def test_load_file_returns_numpy_arrays_of_every_known_dtype(manager: CheckpointManager, dtype: Any) -> None:
     array = (np.arange(24) % 2).astype(dtype).reshape(4, 6)
     state = {"whole": array, "turned": array.T, "scalar": array[0, 1].reshape(())}
 
@@ -109,7 +107,7 @@ def test_load_file_gives_numpy_arrays_of_every_dtype_that_it_knows(manager: Chec
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [(torch.complex128, torch.float64), (torch.complex32, torch.float16)])
-def test_complex_numbers_that_it_does_not_know_are_there_as_their_parts(
+def test_unsupported_complex_numbers_are_stored_as_their_parts(
     manager: CheckpointManager, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
     value = torch.arange(12, dtype=stored).reshape(3, 2, 2)
@@ -135,7 +133,7 @@ def test_safe_open_names_reads_and_slices_the_tensors(manager: CheckpointManager
         assert np.array_equal(file.get_tensor("model.layers.0.weight"), weight.numpy())
 
 
-def test_the_header_says_what_the_file_belongs_to(manager: CheckpointManager) -> None:
+def test_the_header_names_the_checkpoint_and_the_rank(manager: CheckpointManager) -> None:
     path = the_file(manager, {"w": torch.ones(3)}, metadata={"run": "a"})
 
     with safetensors.safe_open(path, framework="pt") as file:
@@ -145,7 +143,7 @@ def test_the_header_says_what_the_file_belongs_to(manager: CheckpointManager) ->
     assert manager.get(step=5).metadata == {"run": "a"}
 
 
-def test_tied_weights_are_there_once_and_are_tied_again_by_the_manager(manager: CheckpointManager) -> None:
+def test_tied_weights_are_stored_once_and_the_manager_ties_them_again(manager: CheckpointManager) -> None:
     embedding = torch.nn.Embedding(10, 4)
     head = torch.nn.Linear(4, 10, bias=False)
     head.weight = embedding.weight
@@ -184,7 +182,7 @@ def test_data_begins_on_a_page_and_every_tensor_on_a_multiple_of_its_elements(ma
     assert {name: header[name]["data_offsets"][0] % size for name, size in sizes.items()} == dict.fromkeys(sizes, 0)
 
 
-def test_what_the_library_gives_back_it_can_save_itself(manager: CheckpointManager, tmp_path: Path) -> None:
+def test_the_library_can_save_what_it_loaded(manager: CheckpointManager, tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(the_file(manager, {"a": torch.arange(6.0), "b": torch.ones(2).bfloat16()}))
 
     safetensors.torch.save_file(tensors, tmp_path / "again.safetensors")

@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["plain values", "incremental"])
-def test_what_was_saved_is_accepted_by_both(kind: str) -> None:
+def test_load_and_verify_accept_a_sound_checkpoint(kind: str) -> None:
     objects, newest = saved(kind)
     loaded, verified = judged(objects, newest)
     assert verified == "accepted"
@@ -188,7 +188,7 @@ def test_load_and_verify_agree_on_a_forged_header(data: st.DataObject) -> None:
     ],
     ids=["of the manifest", "within its metadata", "within its structure"],
 )
-def test_a_manifest_with_a_key_twice_is_refused(old: bytes, new: bytes) -> None:
+def test_a_manifest_with_a_duplicate_key_is_rejected(old: bytes, new: bytes) -> None:
     objects, newest = saved("incremental")
     body = json.loads(objects[f"{newest}/{m.FILE_NAME}"])["manifest"]
     body["metadata"] = {"b": 1}
@@ -199,14 +199,14 @@ def test_a_manifest_with_a_key_twice_is_refused(old: bytes, new: bytes) -> None:
     assert judged({**objects, f"{newest}/{m.FILE_NAME}": data}, newest) == (REFUSED, REFUSED)
 
 
-def test_a_manifest_twice_in_its_envelope_is_refused() -> None:
+def test_an_envelope_with_two_manifests_is_rejected() -> None:
     objects, newest = saved("incremental")
     data = objects[f"{newest}/{m.FILE_NAME}"].replace(b'{"strata_checkpoint"', b'{"manifest":{},"strata_checkpoint"', 1)
     with pytest.raises(CheckpointInvalid, match="has the key 'manifest' twice"):
         m.decode(data, file=m.FILE_NAME)
 
 
-def test_a_manifest_in_other_words_is_still_read() -> None:
+def test_a_reformatted_manifest_is_still_read() -> None:
     """Spaces, and keys in another order: what another program may have written."""
     objects, newest = saved("incremental")
     body = json.loads(objects[f"{newest}/{m.FILE_NAME}"])["manifest"]
@@ -215,7 +215,7 @@ def test_a_manifest_in_other_words_is_still_read() -> None:
     assert m.decode(data, file=m.FILE_NAME).id == newest
 
 
-def test_a_header_with_a_tensor_twice_is_refused() -> None:
+def test_a_header_with_a_duplicate_tensor_is_rejected() -> None:
     entry = b'"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
     text = b"{%s,%s}" % (entry, entry)
     header = len(text).to_bytes(8, "little") + text

@@ -40,14 +40,14 @@ def test_a_checkpoint_that_was_moved_and_linked_is_listed_loaded_and_verified(tm
         assert manager.verify(step=2).step == 2
 
 
-def test_a_whole_directory_may_be_a_link_and_is_kept_tidy(tmp_path: Path) -> None:
+def test_a_whole_directory_may_be_a_link_and_retention_works_in_it(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     (tmp_path / "ck").symlink_to(tmp_path / "large")
     assert len(save(tmp_path / "ck", 1, 2, 3, keep_count=2)) == 2
     assert len(list((tmp_path / "large").iterdir())) == 2
 
 
-def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
+def test_nothing_is_deleted_through_a_link(tmp_path: Path) -> None:
     target = linked_away(save(tmp_path / "ck", 1)[0], tmp_path / "large")
     before = sorted(path.name for path in target.iterdir())
     there = save(tmp_path / "ck", 2, 3, 4, keep_count=1)
@@ -89,7 +89,7 @@ def test_a_link_that_leads_to_no_checkpoint_is_reported(
             assert manager.problems == {}
 
 
-def test_links_of_other_names_are_the_users_own(tmp_path: Path) -> None:
+def test_links_with_other_names_are_ignored(tmp_path: Path) -> None:
     directory = save(tmp_path / "ck", 1)[0]
     (tmp_path / "ck" / "latest").symlink_to(directory.name)
     (tmp_path / "ck" / "old").symlink_to("nowhere")
@@ -98,7 +98,7 @@ def test_links_of_other_names_are_the_users_own(tmp_path: Path) -> None:
         assert manager.problems == {}
 
 
-def test_a_store_reads_what_lies_behind_a_link_and_names_the_link_apart(tmp_path: Path) -> None:
+def test_a_store_reads_through_a_link_and_lists_links_separately(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "ck")
     store.put("a/x", b"1")
     (tmp_path / "large").mkdir()

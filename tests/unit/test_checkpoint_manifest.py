@@ -57,7 +57,7 @@ def a_manifest(**changes: Any) -> m.Manifest:
     return m.Manifest(**{"model_hash": m.model_hash(fields["tensors"]), **fields})
 
 
-def test_a_manifest_comes_back_as_it_was() -> None:
+def test_a_manifest_survives_encoding_and_decoding() -> None:
     assert m.decode(m.encode(a_manifest()), file="x") == a_manifest()
 
 
@@ -90,7 +90,7 @@ def encoded(**changes: Any) -> dict[str, Any]:
     return {"tensors": (a_tensor(a_slice(**({"encoding": "zstd", "frames": (20,)} | changes))),)}
 
 
-def test_patches_encodings_and_files_of_bases_come_back_as_they_were() -> None:
+def test_patches_encodings_and_files_of_bases_survive_encoding_and_decoding() -> None:
     files = (a_file(), a_file(path="step-000000000004-base/rank-00000.safetensors"))
     for changes in (patched(), patched(file=1, encoding="xor-zstd", frames=(16,)), encoded()):
         manifest = a_manifest(files=files, parent="step-000000000004-base", **changes)
@@ -98,7 +98,7 @@ def test_patches_encodings_and_files_of_bases_come_back_as_they_were() -> None:
         assert manifest.bases == ("step-000000000004-base",)
 
 
-def test_how_contents_are_encoded_does_not_change_their_hash_and_a_patch_does() -> None:
+def test_an_encoding_does_not_change_the_model_hash_but_a_patch_does() -> None:
     assert a_manifest(**encoded()).model_hash == a_manifest().model_hash
     assert a_manifest(**patched()).model_hash != a_manifest().model_hash
 
@@ -106,7 +106,7 @@ def test_how_contents_are_encoded_does_not_change_their_hash_and_a_patch_does() 
 halves = (a_slice(start=(0, 0), shape=(1, 3)), a_slice(start=(1, 0), shape=(1, 3), offset=4108))
 
 
-def test_a_tensor_may_lie_in_several_slices() -> None:
+def test_a_tensor_may_have_several_slices() -> None:
     manifest = a_manifest(tensors=(a_tensor(*halves),))
     assert m.decode(m.encode(manifest), file="x") == manifest
 
@@ -170,7 +170,7 @@ def test_a_tensor_may_lie_in_several_slices() -> None:
         (patched(encoding="zstd"), "0 frames"),
     ],
 )
-def test_what_cannot_be_true_is_neither_written_nor_read(changes: dict[str, Any], words: str) -> None:
+def test_an_impossible_manifest_is_neither_written_nor_read(changes: dict[str, Any], words: str) -> None:
     manifest = a_manifest(**changes)
     with pytest.raises(CheckpointInvalid, match=words):
         m.encode(manifest)
@@ -181,7 +181,7 @@ def test_what_cannot_be_true_is_neither_written_nor_read(changes: dict[str, Any]
     assert "the manifest" in str(caught.value)
 
 
-def test_a_newer_format_is_named_as_such() -> None:
+def test_a_newer_format_raises_checkpoint_too_new() -> None:
     with pytest.raises(CheckpointTooNew, match="upgrade strata"):
         m.decode(b'{"strata_checkpoint": 2, "entirely": "different"}', file="x")
 
@@ -195,7 +195,7 @@ def test_every_changed_byte_is_noticed() -> None:
             m.decode(bytes(changed), file="x")
 
 
-def test_a_changed_body_says_which_hash_was_expected() -> None:
+def test_a_changed_body_names_the_expected_hash() -> None:
     data = m.encode(a_manifest()).replace(b'"step":5', b'"step":6')
     with pytest.raises(CheckpointCorrupt, match="expected"):
         m.decode(data, file="x")
@@ -207,7 +207,7 @@ def test_a_changed_body_says_which_hash_was_expected() -> None:
         st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
-def test_any_json_is_refused_and_nothing_worse(value: Any) -> None:
+def test_any_other_json_raises_checkpoint_invalid(value: Any) -> None:
     body = msgspec.json.encode(str(value) if isinstance(value, int) else value)
     for data in (
         body,
@@ -217,12 +217,12 @@ def test_any_json_is_refused_and_nothing_worse(value: Any) -> None:
             m.decode(data, file="x")
 
 
-def test_thousands_of_ranks_may_cut_a_tensor_along_any_dimension() -> None:
+def test_a_tensor_may_be_sharded_over_thousands_of_ranks_along_any_dimension() -> None:
     columns = tuple(a_slice(start=(0, i), shape=(2, 1), offset=4096) for i in range(3_000))
     m.check(a_manifest(tensors=(a_tensor(*columns, shape=(2, 3_000)),)), file="x")
 
 
-def test_slices_that_would_take_hours_to_compare_are_refused() -> None:
+def test_slices_that_would_take_hours_to_compare_are_rejected() -> None:
     size = 2_000
     rows_and_columns = [a_slice(start=(0, 0), shape=(size, 1), hashes=(HASH,)) for _ in range(size)]
     file = a_file(size_bytes=4096 + 4 * size)

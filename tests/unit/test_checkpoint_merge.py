@@ -120,7 +120,7 @@ def cells(shape: tuple[int, ...], cuts: list[list[int]]) -> list[tuple[tuple[int
 
 
 @given(cut_tensors())
-def test_any_tensor_cut_as_a_grid_and_dealt_to_ranks_is_whole_again(
+def test_any_tensor_sharded_as_a_grid_is_merged_into_one(
     cut: tuple[tuple[int, ...], list[list[int]], int, int],
 ) -> None:
     shape, cuts, num_ranks, seed = cut
@@ -159,7 +159,7 @@ boxes = st.tuples(st.tuples(st.integers(0, 4), st.integers(0, 4)), st.tuples(st.
 
 
 @given(st.lists(boxes, max_size=8))
-def test_an_overlap_is_found_exactly_if_two_have_an_element_in_common(rectangles: list[Any]) -> None:
+def test_an_overlap_is_found_exactly_if_two_boxes_share_an_element(rectangles: list[Any]) -> None:
     def elements(box: Any) -> set[tuple[int, int]]:
         (y, x), (height, width) = box
         return set(itertools.product(range(y, y + height), range(x, x + width)))
@@ -171,14 +171,14 @@ def test_an_overlap_is_found_exactly_if_two_have_an_element_in_common(rectangles
 
 
 @given(st.lists(boxes.filter(lambda box: all(box[1])), min_size=1, max_size=6))
-def test_what_counts_as_a_grid_fills_its_tensor_without_overlap(rectangles: list[Any]) -> None:
+def test_a_grid_covers_its_tensor_without_overlap(rectangles: list[Any]) -> None:
     shape = tuple(max(start[d] + size[d] for start, size in rectangles) for d in range(2))
     if is_grid(shape, rectangles):
         assert first_overlap(rectangles) is None
         assert sum(math.prod(size) for _, size in rectangles) == math.prod(shape)
 
 
-def test_slices_that_are_no_grid_are_united_too() -> None:
+def test_slices_that_do_not_form_a_grid_are_merged_too() -> None:
     """Five rectangles in a pinwheel."""
     tensor, contents = floats(3, 3), Contents()
     wheel = [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]
@@ -198,7 +198,7 @@ def test_an_overlap_names_the_tensor_and_both_ranks() -> None:
         merge([one, other], head=HEAD)
 
 
-def test_a_gap_says_how_much_is_there_and_from_whom() -> None:
+def test_a_gap_names_the_ranks_and_how_many_elements_they_hold() -> None:
     one = Writer(0).slice("w", floats(1), (4,), (0,)).part()
     other = Writer(1).slice("w", floats(2), (4,), (2,)).part()
     with pytest.raises(CheckpointInvalid, match="ranks 0, 1 hold 3 of its 4 elements"):
@@ -208,26 +208,28 @@ def test_a_gap_says_how_much_is_there_and_from_whom() -> None:
 @pytest.mark.parametrize(
     ("array", "shape"), [(np.zeros(2, np.uint8), (4,)), (floats(2), (6,)), (floats(2, 1), (4, 1))], ids=str
 )
-def test_ranks_that_mean_different_tensors_are_refused(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> None:
+def test_ranks_with_different_tensors_under_one_name_are_rejected(
+    array: np.ndarray[Any, Any], shape: tuple[int, ...]
+) -> None:
     one = Writer(0).slice("w", floats(2), (4,), (0,)).part()
     other = Writer(1).slice("w", array, shape, (2,) + (0,) * (len(shape) - 1)).part()
     with pytest.raises(CheckpointInvalid, match=r"'w' is F32 \(4,\) on rank 0, but .* on rank 1"):
         merge([one, other], head=HEAD)
 
 
-def test_copies_of_a_slice_that_differ_are_refused() -> None:
+def test_copies_of_a_slice_that_differ_are_rejected() -> None:
     ranks = [Writer(rank).slice("w", floats(2, start=rank), (2,), (0,)).part() for rank in range(2)]
     with pytest.raises(CheckpointInvalid, match=r"'w': ranks 0 and 1 both hold .* different contents"):
         merge(ranks, head=HEAD)
 
 
-def test_a_tensor_whole_here_and_in_slices_there_is_refused() -> None:
+def test_a_tensor_that_is_whole_on_one_rank_and_sharded_on_another_is_rejected() -> None:
     ranks = [Writer(0).whole("w", floats(2)).part(), Writer(1).slice("w", floats(1), (2,), (0,)).part()]
     with pytest.raises(CheckpointInvalid, match="'w' is whole on rank 0 and sharded on rank 1"):
         merge(ranks, head=HEAD)
 
 
-def test_empty_slices_count_for_nothing_and_empty_tensors_are_kept() -> None:
+def test_empty_slices_are_dropped_and_empty_tensors_are_kept() -> None:
     contents = Contents()
     ranks = [
         Writer(0, contents).slice("w", floats(2), (2,), (0,)).slice("none", floats(0, 3), (0, 3), (0, 0)).part(),
@@ -241,7 +243,7 @@ def test_empty_slices_count_for_nothing_and_empty_tensors_are_kept() -> None:
 # -- whole tensors and structures ----------------------------------------------------------------------------------
 
 
-def test_one_rank_alone_keeps_everything_as_it_was() -> None:
+def test_a_single_part_is_taken_over_unchanged() -> None:
     part = Writer(0).whole("b", floats(2)).whole("a", floats(3)).part()
     merged = merge([part], head=HEAD)
     assert (merged.files, merged.tensors, merged.structures) == (part.files, part.tensors, (part.structure,))
@@ -250,7 +252,7 @@ def test_one_rank_alone_keeps_everything_as_it_was() -> None:
     assert merged.model_hash == m.model_hash(part.tensors)
 
 
-def test_what_ranks_hold_alike_is_entered_once_and_what_differs_keeps_its_rank() -> None:
+def test_equal_tensors_are_entered_once_and_different_ones_are_renamed_by_rank() -> None:
     contents = Contents()
     seeds = [7.0, 8.0, 7.0, 8.0]
     ranks = [
@@ -274,7 +276,7 @@ def test_whole_tensors_of_one_name_and_different_shapes_are_two_tensors() -> Non
     assert {tensor.name: tensor.shape for tensor in merged.tensors} == {"w": (2,), "w@1": (3,)}
 
 
-def test_a_name_that_is_made_never_hides_one_that_is_there() -> None:
+def test_a_generated_name_never_hides_an_existing_one() -> None:
     ranks = [
         Writer(0).whole("w", floats(1)).whole("w@1", floats(1, start=5)).part(),
         Writer(1).whole("w", floats(1, start=3)).whole("w@1", floats(1, start=5)).part(),
@@ -291,13 +293,13 @@ def test_structures_that_differ_in_a_plain_value_are_kept_apart() -> None:
     assert (len(merged.structures), merged.structure_of_rank) == (2, (0, 1, 0))
 
 
-def test_a_tensor_that_one_rank_writes_for_all_is_in_every_structure() -> None:
+def test_a_replicated_tensor_is_in_every_structure() -> None:
     merged = merge([Writer(0).part(refer("w")), Writer(1).whole("w", floats(2)).part()], head=HEAD)
     assert merged.structure_of_rank == (0, 0)
     assert merged.files[merged.tensors[0].slices[0].file].rank == 1
 
 
-def test_a_tensor_that_nobody_wrote_is_refused_with_its_rank() -> None:
+def test_a_tensor_that_no_rank_wrote_is_rejected_with_its_rank() -> None:
     with pytest.raises(CheckpointInvalid, match=r"rank 1 has tensor 'lost' and 1 more, which no rank has written"):
         merge([Writer(0).whole("w", floats(1)).part(), Writer(1).part(refer("w", "lost", "gone"))], head=HEAD)
 
@@ -334,7 +336,7 @@ def test_a_base_that_several_ranks_refer_to_is_entered_once() -> None:
     assert (merged.type, merged.parent, merged.bases) == (m.CheckpointType.INCREMENTAL, "step-1", ("step-1",))
 
 
-def test_a_base_that_ranks_describe_differently_is_refused() -> None:
+def test_a_base_that_ranks_describe_differently_is_rejected() -> None:
     ranks = [
         Writer(rank)
         .slice("w", floats(2), (4,), (2 * rank,), file=1)
@@ -345,13 +347,13 @@ def test_a_base_that_ranks_describe_differently_is_refused() -> None:
         merge(ranks, head=INCREMENTAL)
 
 
-def test_two_ranks_that_claim_one_file_are_refused() -> None:
+def test_two_ranks_that_list_one_file_are_rejected() -> None:
     ranks = [Writer(rank, path="mine.safetensors").part(refer()) for rank in range(2)]
     with pytest.raises(CheckpointInvalid, match=r"ranks 0 and 1 both list a file mine\.safetensors"):
         merge(ranks, head=HEAD)
 
 
-def test_an_incremental_checkpoint_that_needs_no_base_is_a_full_one_and_says_so() -> None:
+def test_an_incremental_checkpoint_that_needs_no_base_becomes_full_with_a_reason() -> None:
     merged = merge([Writer(0).whole("w", floats(1)).part()], head=INCREMENTAL)
     assert (merged.type, merged.parent) == (m.CheckpointType.FULL, "")
     assert "needs no base" in merged.why
@@ -379,7 +381,7 @@ def test_a_full_rank_among_incremental_ones_makes_an_incremental_checkpoint() ->
         ([Writer(0).part(), Writer(1).part(chunk_bytes=5)], "rank 1 hashes chunks of 5 bytes"),
     ],
 )
-def test_parts_that_are_not_those_of_one_checkpoint_are_refused(ranks: list[RankPart], words: str) -> None:
+def test_parts_of_different_checkpoints_are_rejected(ranks: list[RankPart], words: str) -> None:
     with pytest.raises(CheckpointInvalid, match=words):
         merge(ranks, head=HEAD)
 
@@ -424,7 +426,7 @@ def a_part(**changes: Any) -> RankPart:
     return writer.part(**changes)
 
 
-def test_a_part_comes_back_as_it_was() -> None:
+def test_a_part_survives_encoding_and_decoding() -> None:
     assert parts.part_name(3) == "part-00003.json"
     assert parts.decode(parts.encode(a_part()), file="x") == a_part()
 
@@ -464,9 +466,7 @@ def with_slice(**changes: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_a_part_that_cannot_be_true_is_refused_before_and_after_it_is_written(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_an_impossible_part_is_neither_written_nor_read(changes: dict[str, Any], words: str) -> None:
     part = msgspec.structs.replace(a_part(), **changes)
     with pytest.raises(CheckpointInvalid, match=words):
         parts.encode(part)
@@ -492,7 +492,7 @@ def test_a_part_that_cannot_be_true_is_refused_before_and_after_it_is_written(
     ],
     ids=lambda value: repr(value)[:30] if isinstance(value, bytes) else "",
 )
-def test_what_is_no_part_is_refused_by_the_name_of_its_file(data: bytes, kind: type[CheckpointInvalid]) -> None:
+def test_a_malformed_part_is_rejected_with_its_file_name(data: bytes, kind: type[CheckpointInvalid]) -> None:
     with pytest.raises(kind, match=r"the/file\.json"):
         parts.decode(data, file="the/file.json")
 
@@ -502,7 +502,7 @@ encoded = parts.encode(a_part())
 
 @settings(max_examples=300)
 @given(st.integers(0, len(encoded) - 1), st.integers(1, 255))
-def test_no_change_of_a_byte_passes_unseen(at: int, flip: int) -> None:
+def test_every_changed_byte_of_a_part_is_noticed(at: int, flip: int) -> None:
     changed = bytearray(encoded)
     changed[at] ^= flip
     with contextlib.suppress(CheckpointInvalid):

@@ -56,7 +56,7 @@ def test_every_step_is_saved_from_the_first_on() -> None:
     assert saves_until(*pace(EverySteps(1)), 3) == [1, 2, 3]
 
 
-def test_a_multiple_that_was_not_asked_about_is_made_up_for() -> None:
+def test_a_missed_multiple_is_saved_at_the_next_step() -> None:
     pacer, _ = pace(EverySteps(10))
     asked = []
     for step in range(7, 50, 7):
@@ -68,7 +68,7 @@ def test_a_multiple_that_was_not_asked_about_is_made_up_for() -> None:
     assert asked == [(s, f"step {s // 10 * 10} is a multiple of 10") for s in (14, 21, 35, 42)]
 
 
-def test_a_restored_job_saves_at_the_same_steps_as_one_that_ran_through() -> None:
+def test_a_restored_job_saves_at_the_same_steps_as_an_uninterrupted_one() -> None:
     pacer, _ = pace(EverySteps(1_000))
     pacer.restored(1_500)
 
@@ -100,7 +100,7 @@ def test_every_seconds_counts_from_the_beginning_of_the_last_save() -> None:
     assert not pacer.should_save(3), "what is saved is not saved again"
 
 
-def test_manual_never_saves_and_any_of_saves_when_one_wants_to() -> None:
+def test_manual_never_saves_and_any_of_saves_when_one_strategy_does() -> None:
     assert saves_until(*pace(Manual()), 100) == []
     assert saves_until(*pace(AnyOf(EverySteps(50), EverySeconds(30))), 100) == [31, 50, 80, 100]
     decision = pace(AnyOf(EverySteps(50), Manual()))[0].should_save(1)
@@ -113,7 +113,7 @@ def test_manual_never_saves_and_any_of_saves_when_one_wants_to() -> None:
     asked=st.integers(0, 60),
     saved=st.integers(-1, 60),
 )
-def test_a_step_that_need_not_be_asked_about_is_one_at_which_nobody_wants_to_save(
+def test_not_before_never_skips_a_step_at_which_a_strategy_saves(
     steps: list[int], has_seconds: bool, asked: int, saved: int
 ) -> None:
     strategies: list[Strategy] = [EverySteps(each) for each in steps]
@@ -125,7 +125,7 @@ def test_a_step_that_need_not_be_asked_about_is_one_at_which_nobody_wants_to_sav
         assert not any(strategy.decide(step, 100.0, history) for step in range(asked + 1, first))
 
 
-def test_settings_that_make_no_sense_are_refused_with_the_cure() -> None:
+def test_invalid_settings_are_rejected_with_the_cure() -> None:
     for make, words in (
         (lambda: EverySteps(0), "use 1 or more steps"),
         (lambda: EverySeconds(0), "above 0"),
@@ -142,7 +142,7 @@ def test_settings_that_make_no_sense_are_refused_with_the_cure() -> None:
 # -- adaptive ------------------------------------------------------------------------------------------------------
 
 
-def test_an_adaptive_strategy_begins_modestly_and_then_follows_what_it_measured() -> None:
+def test_an_adaptive_strategy_waits_a_minute_and_then_follows_its_measurements() -> None:
     pacer, clock = pace(Adaptive(max_overhead=0.01, min_s=10))
     assert pacer.should_save(0).reason == f"the next save is in {FIRST_S:.1f} s: no save was measured yet"
     clock.advance(FIRST_S)
@@ -167,7 +167,7 @@ def test_writing_takes_at_most_half_of_an_interval() -> None:
     assert pacer.should_save(4)
 
 
-def test_a_save_that_is_being_written_while_another_is_restored_ends_all_the_same() -> None:
+def test_a_save_in_progress_during_a_restore_still_ends() -> None:
     pacer, clock = pace(Adaptive(min_s=1))
     pacer.began(9, stall_s=0.0)
     pacer.restored(5)
@@ -177,7 +177,7 @@ def test_a_save_that_is_being_written_while_another_is_restored_ends_all_the_sam
     assert pacer.should_save(6)
 
 
-def test_max_s_comes_before_the_overhead_and_the_reason_says_so() -> None:
+def test_max_s_takes_precedence_over_the_overhead_and_the_reason_names_both() -> None:
     pacer, clock = pace(Adaptive(max_overhead=0.01, max_s=100))
     pacer.saved(1, stall_s=50, write_s=0)
     clock.advance(50)
@@ -203,7 +203,7 @@ def test_one_slow_save_lengthens_each_of_the_next_intervals_by_a_share_only() ->
     st.floats(0.1, 100),
     st.sampled_from([0.1, 3.0, 1_000.0]),
 )
-def test_no_costs_make_an_adaptive_strategy_spend_more_than_it_may(
+def test_an_adaptive_strategy_never_exceeds_its_overhead(
     costs: list[tuple[float, float]], max_overhead: float, min_s: float, step_s: float
 ) -> None:
     """Every stall is paid off within `NUM_REMEMBERED` intervals, and each interval is twice what its save took."""

@@ -21,7 +21,7 @@ from strata.checkpoint.tools.progress import EVERY_S, Progress, watching
 from strata.clock import ManualClock
 
 
-def test_a_listener_hears_of_the_bytes_and_of_the_end() -> None:
+def test_on_progress_gets_the_bytes_and_the_end() -> None:
     heard: list[Progress] = []
     clock = ManualClock()
     with watching("saving", 100, on_progress=heard.append, clock=clock) as watch:
@@ -35,7 +35,7 @@ def test_a_listener_hears_of_the_bytes_and_of_the_end() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1_000)), max_size=60))
-def test_nobody_hears_more_than_ten_times_a_second_and_the_last_word_is_the_sum(
+def test_on_progress_is_called_at_most_ten_times_a_second_and_last_with_the_total(
     moves: list[tuple[float, int]],
 ) -> None:
     heard: list[tuple[float, int]] = []
@@ -52,7 +52,7 @@ def test_nobody_hears_more_than_ten_times_a_second_and_the_last_word_is_the_sum(
     assert all(later - earlier >= EVERY_S for earlier, later in itertools.pairwise(times))
 
 
-def test_bytes_of_many_threads_are_all_counted_and_told_in_order() -> None:
+def test_bytes_of_many_threads_are_all_counted_and_reported_in_order() -> None:
     heard: list[int] = []
     together = threading.Barrier(8)
     with watching("saving", 80_000, on_progress=lambda event: heard.append(event.done_bytes)) as watch:
@@ -72,7 +72,7 @@ def test_bytes_of_many_threads_are_all_counted_and_told_in_order() -> None:
     assert heard == sorted(set(heard))
 
 
-def test_a_listener_that_fails_is_logged_and_does_not_stop_the_work(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_on_progress_that_raises_is_logged_and_the_work_continues(caplog: pytest.LogCaptureFixture) -> None:
     num_calls = []
 
     def fail(event: Progress) -> None:
@@ -89,7 +89,7 @@ def test_a_listener_that_fails_is_logged_and_does_not_stop_the_work(caplog: pyte
     assert "on_progress failed while saving; it will not be called again" in caplog.text
 
 
-def test_work_that_fails_is_not_told_as_done() -> None:
+def test_failed_work_is_not_reported_as_done() -> None:
     heard: list[Progress] = []
 
     def work() -> None:
@@ -148,7 +148,7 @@ def test_long_work_draws_a_bar_and_removes_it(at_once: threading.Event, monkeypa
 
 
 @pytest.mark.parametrize("reason", ["no terminal", "dumb", "show=False", "a listener", "no stderr"])
-def test_no_bar_is_made_where_none_is_wanted(
+def test_no_bar_is_created_where_none_is_wanted(
     reason: str, at_once: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.StringIO() if reason == "no terminal" else FakeTerminal()

@@ -100,7 +100,7 @@ def patched(draw: st.DrawFn) -> tuple[MemoryStore, m.Manifest, bytes, int]:
 
 @settings(max_examples=100)
 @given(patched(), st.data())
-def test_a_base_and_any_patches_equal_what_numpy_makes_of_them(
+def test_a_base_with_any_patches_equals_numpy(
     made: tuple[MemoryStore, m.Manifest, bytes, int], data: st.DataObject
 ) -> None:
     store, manifest, expected, item = made
@@ -158,7 +158,7 @@ def cut_up(draw: st.DrawFn) -> tuple[MemoryStore, m.Manifest, np.ndarray[Any, An
 
 @settings(max_examples=100)
 @given(cut_up())
-def test_any_rectangle_of_a_tensor_cut_in_any_way_equals_numpys_slice(
+def test_any_box_of_any_sharded_tensor_equals_numpys_slice(
     made: tuple[MemoryStore, m.Manifest, np.ndarray[Any, Any], Box],
 ) -> None:
     store, manifest, truth, wanted = made
@@ -169,7 +169,7 @@ def test_any_rectangle_of_a_tensor_cut_in_any_way_equals_numpys_slice(
     integrity.verify(store, manifest, watch=Watch())
 
 
-def test_pieces_larger_than_any_window_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_larger_than_a_window_are_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with gigabytes, in small: several runs, windows, batches and pieces."""
     monkeypatch.setattr(reader, "READ_BYTES", 1 << 12)
     monkeypatch.setattr(reader, "_STRIDED_BYTES", 1 << 12)
@@ -216,7 +216,7 @@ def test_only_the_chunks_between_the_first_and_the_last_wanted_row_are_read() ->
     assert [(offset - HEADER_BYTES, size) for _, offset, size in store.reads] == [(40_000, 8_000)]
 
 
-def test_slices_that_do_not_meet_the_rectangle_are_not_read_and_may_be_missing() -> None:
+def test_slices_outside_the_box_are_not_read_and_may_be_missing() -> None:
     store = CountingStore()
     made = HandMade(store, chunk_bytes=1 << 20)
     files = [made.file(name=f"rank-{rank:05d}.safetensors", rank=rank) for rank in range(4)]
@@ -232,7 +232,7 @@ def test_slices_that_do_not_meet_the_rectangle_are_not_read_and_may_be_missing()
     assert {key for key, _, _ in store.reads} == {f"{ID}/rank-00001.safetensors", f"{ID}/rank-00002.safetensors"}
 
 
-def test_small_encoded_tensors_that_lie_together_are_one_request() -> None:
+def test_small_encoded_neighbours_are_read_with_one_request() -> None:
     store = CountingStore()
     made = HandMade(store)
     made.file()
@@ -246,7 +246,7 @@ def test_small_encoded_tensors_that_lie_together_are_one_request() -> None:
     assert len(store.reads) == 1
 
 
-def test_a_small_piece_does_not_keep_the_large_chunk_in_memory_that_it_was_read_with() -> None:
+def test_a_small_box_does_not_keep_its_large_chunk_in_memory() -> None:
     store = MemoryStore()
     made = HandMade(store, chunk_bytes=1 << 20)
     made.file()
@@ -259,7 +259,7 @@ def test_a_small_piece_does_not_keep_the_large_chunk_in_memory_that_it_was_read_
 
 
 @pytest.mark.parametrize("form", ["plain", "encoded", "columns", "patched", "patched columns"])
-def test_a_read_takes_the_memory_of_what_it_gives_and_a_constant(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_takes_the_memory_of_its_result_plus_a_constant(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with gigabytes, in small: windows of 4 KiB, a tensor of a megabyte."""
     constants = {(fetch, "WINDOW_BYTES"): 1 << 12, (reader, "_STRIDED_BYTES"): 1 << 13}
     for (module, name), value in (constants | {(reader, "READ_BYTES"): 1 << 13}).items():
@@ -310,7 +310,7 @@ class Taken:
             self.peak_bytes = max(self.peak_bytes, self.num_bytes)
 
 
-def test_a_box_that_is_not_within_its_tensor_is_the_callers_mistake() -> None:
+def test_a_box_outside_its_tensor_is_an_invalid_argument() -> None:
     store = MemoryStore()
     made = HandMade(store)
     made.file()
@@ -393,7 +393,7 @@ class Patched:
         return {"index_hashes": self.made.hashes(data)}
 
 
-def test_the_hand_made_one_is_sound() -> None:
+def test_the_hand_made_checkpoint_is_sound() -> None:
     sound = Patched()
     manifest = sound.manifest()
 
@@ -402,19 +402,19 @@ def test_the_hand_made_one_is_sound() -> None:
     assert manifest.bases == (BASE,)
 
 
-def test_indices_that_do_not_rise_are_refused() -> None:
+def test_indices_that_do_not_rise_are_rejected() -> None:
     bad = Patched()
     assert "'w'" in bad.refuses(CheckpointInvalid, "out of order", bad.manifest(**bad.renumber([1, 1, 12])))
     bad.refuses(CheckpointInvalid, "out of order", bad.manifest(**bad.renumber([4, 1, 12])))
 
 
-def test_an_index_beyond_the_slice_is_refused() -> None:
+def test_an_index_beyond_the_slice_is_rejected() -> None:
     bad = Patched()
     bad.refuses(CheckpointInvalid, "index 13, but the slice has only 13", bad.manifest(**bad.renumber([1, 4, 13])))
     bad.refuses(CheckpointInvalid, "4294967295", bad.manifest(**bad.renumber([1, 4, (1 << 32) - 1])))
 
 
-def test_a_patch_whose_data_is_not_that_of_its_units_is_refused() -> None:
+def test_a_patch_with_the_wrong_size_is_rejected() -> None:
     bad = Patched()  # unit 11 is a whole one: four bytes are missing
     bad.refuses(CheckpointInvalid, "20 bytes, but its units need 24", bad.manifest(**bad.renumber([1, 4, 11])))
 
@@ -445,7 +445,7 @@ def test_a_changed_byte_in_the_base_is_noticed() -> None:
     bad.refuses(CheckpointCorrupt, f"tensor 'w' in {BASE}/rank-00000.safetensors, bytes 8224 to 8256", manifest)
 
 
-def test_a_base_that_was_removed_is_named() -> None:
+def test_a_deleted_base_is_named() -> None:
     bad = Patched()
     manifest = bad.manifest()
     bad.store.delete([f"{BASE}/rank-00000.safetensors"])
@@ -454,7 +454,7 @@ def test_a_base_that_was_removed_is_named() -> None:
     assert ID in said
 
 
-def test_a_base_that_was_cut_off_is_named_with_both_sizes() -> None:
+def test_a_truncated_base_is_named_with_both_sizes() -> None:
     bad = Patched()
     manifest = bad.manifest()
     key = f"{BASE}/rank-00000.safetensors"
@@ -492,7 +492,7 @@ def encoded(frame: bytes, *, num_bytes: int = 64) -> tuple[MemoryStore, m.Manife
     ],
     ids=["short", "long", "bomb", "two", "truncated", "other", "noise", "header only", "skippable"],
 )
-def test_a_frame_that_is_not_what_was_written_is_refused(frame: bytes, words: str) -> None:
+def test_a_changed_frame_is_rejected(frame: bytes, words: str) -> None:
     store, manifest = encoded(frame)
 
     with pytest.raises(CheckpointCorrupt, match=f"tensor 'w' in rank-00000.safetensors.*{words}"):
@@ -501,7 +501,7 @@ def test_a_frame_that_is_not_what_was_written_is_refused(frame: bytes, words: st
         integrity.verify(store, manifest, watch=Watch())
 
 
-def test_a_bomb_never_gets_more_memory_than_the_chunk_has() -> None:
+def test_a_decompression_bomb_gets_no_more_memory_than_its_chunk() -> None:
     out = memoryview(bytearray(64))
     bomb = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 28))  # without its size, it must be unpacked to know
 
@@ -509,7 +509,7 @@ def test_a_bomb_never_gets_more_memory_than_the_chunk_has() -> None:
     assert "more than the expected 64 bytes" in buffers.decompress(memoryview(bomb), out)
 
 
-def test_a_frame_that_refers_further_back_than_anybody_keeps_is_refused() -> None:
+def test_a_frame_with_too_large_a_window_is_rejected() -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     frame = stream.compress(b"x" * 100) + stream.flush()
@@ -518,11 +518,11 @@ def test_a_frame_that_refers_further_back_than_anybody_keeps_is_refused() -> Non
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_as_a_frame_are_refused_and_nothing_worse(frame: bytes) -> None:
+def test_any_bytes_as_a_frame_are_rejected_without_a_crash(frame: bytes) -> None:
     assert buffers.decompress(memoryview(frame), memoryview(bytearray(1_000))) != ""
 
 
-def test_swapped_files_of_ranks_are_told_apart() -> None:
+def test_swapped_files_of_two_ranks_are_noticed() -> None:
     store = MemoryStore()
     made = HandMade(store)
     files = [made.file(name=f"rank-{rank:05d}.safetensors", rank=rank) for rank in range(2)]
@@ -539,7 +539,7 @@ def test_swapped_files_of_ranks_are_told_apart() -> None:
         integrity.verify(store, manifest, watch=Watch())
 
 
-def test_the_file_of_another_checkpoint_is_told_apart() -> None:
+def test_the_file_of_another_checkpoint_is_noticed() -> None:
     store = MemoryStore()
     manifests = []
     for owner in (ID, OLDER):
@@ -562,7 +562,7 @@ def test_the_file_of_another_checkpoint_is_told_apart() -> None:
         ({"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}, "leaves a gap"),
     ],
 )
-def test_a_header_that_tells_something_else_than_the_manifest_is_refused(entry: dict[str, Any], words: str) -> None:
+def test_a_header_that_contradicts_the_manifest_is_rejected(entry: dict[str, Any], words: str) -> None:
     store = MemoryStore()
     made = HandMade(store)
     made.file()
@@ -573,7 +573,7 @@ def test_a_header_that_tells_something_else_than_the_manifest_is_refused(entry: 
         integrity.verify(store, made.finish(), watch=Watch())
 
 
-def test_a_header_with_another_name_for_a_tensor_is_refused() -> None:
+def test_a_header_with_another_tensor_name_is_rejected() -> None:
     store = MemoryStore()
     made = HandMade(store)
     made.file()
@@ -584,7 +584,7 @@ def test_a_header_with_another_name_for_a_tensor_is_refused() -> None:
         integrity.verify(store, made.finish(), watch=Watch())
 
 
-def test_more_memory_than_there_is_is_refused_in_words() -> None:
+def test_a_failed_allocation_names_the_cure() -> None:
     """A petabyte of zeros is a few kilobytes of frames."""
     with pytest.raises(MemoryError, match="cannot allocate"):
         fetch.fresh_memory(1 << 55)
@@ -601,7 +601,7 @@ def warmed(step_s: float, *, num_steps: int) -> fetch.Warmer:
     return warmer
 
 
-def test_large_pages_are_given_up_where_they_take_longer_than_small_ones() -> None:
+def test_huge_pages_are_abandoned_where_they_are_slower_than_small_ones() -> None:
     assert warmed(0.01, num_steps=6).gave_up
     assert not warmed(0.01, num_steps=2).gave_up
     assert not warmed(0.0004, num_steps=6).gave_up
@@ -647,7 +647,7 @@ JSON = st.recursive(
 
 @settings(max_examples=200)
 @given(st.data())
-def test_a_manifest_with_anything_in_any_place_is_read_or_refused_and_nothing_worse(data: st.DataObject) -> None:
+def test_a_manifest_with_any_changed_value_is_read_or_rejected(data: st.DataObject) -> None:
     store, manifest, _ = fuzzed()
     body = json.loads(msgspec.json.encode(manifest))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -693,7 +693,7 @@ def model_hash_of(body: Any) -> Any:
 
 @settings(max_examples=150)
 @given(st.data())
-def test_a_header_with_anything_in_any_place_is_read_or_refused_and_nothing_worse(data: st.DataObject) -> None:
+def test_a_header_with_any_changed_value_is_read_or_rejected(data: st.DataObject) -> None:
     store, _, made = fuzzed()
     entries = json.loads(json.dumps(made.files[1].entries))
     places = places_in(entries)
@@ -709,7 +709,7 @@ def test_a_header_with_anything_in_any_place_is_read_or_refused_and_nothing_wors
 
 @settings(max_examples=100)
 @given(st.data())
-def test_a_header_of_any_bytes_is_refused_and_nothing_worse(data: st.DataObject) -> None:
+def test_a_header_of_any_bytes_is_rejected(data: st.DataObject) -> None:
     store, manifest, made = fuzzed()
     header = bytearray(made.files[1].header)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -741,7 +741,7 @@ def mapped(tmp_path: Path) -> tuple[LocalStore, m.Manifest]:
     return store, made.finish()
 
 
-def test_what_lies_as_it_is_is_mapped_and_all_else_is_read(tmp_path: Path) -> None:
+def test_unencoded_tensors_are_mapped_and_all_others_are_read(tmp_path: Path) -> None:
     store, manifest = mapped(tmp_path)
     names = [tensor.name for tensor in manifest.tensors]
 
@@ -777,7 +777,7 @@ def test_a_mapped_tensor_outlives_its_file(tmp_path: Path) -> None:
     assert tensor.tobytes() == numbers((4, 3)).tobytes()
 
 
-def test_a_file_with_another_size_or_header_is_not_mapped(tmp_path: Path) -> None:
+def test_a_file_with_the_wrong_size_or_header_is_not_mapped(tmp_path: Path) -> None:
     store, manifest = mapped(tmp_path)
     path = tmp_path / ID / "rank-00000.safetensors"
     data = bytearray(path.read_bytes())
@@ -793,7 +793,7 @@ def test_a_file_with_another_size_or_header_is_not_mapped(tmp_path: Path) -> Non
         reader.map_tensors(store, manifest, ["plain"], watch=Watch())
 
 
-def test_other_stores_are_read_instead() -> None:
+def test_tensors_of_other_stores_are_read_instead_of_mapped() -> None:
     store = MemoryStore()
     made = HandMade(store)
     made.file()
@@ -833,7 +833,7 @@ def two_states() -> tuple[MemoryStore, m.Manifest, m.Manifest, np.ndarray[Any, A
     return store, old, new.finish(), before, after
 
 
-def test_diff_sees_what_a_patch_has_changed_and_that_encodings_and_cuts_have_not() -> None:
+def test_diff_finds_patched_rows_and_ignores_encodings_and_slices() -> None:
     store, old, new, before, after = two_states()
 
     found = diff.compare(old, new)
@@ -855,7 +855,7 @@ def test_diff_reads_no_more_than_a_window_at_once(monkeypatch: pytest.MonkeyPatc
     assert by["w"].max_abs == float(np.abs(after - before).max())
 
 
-def test_export_writes_what_patches_encodings_and_slices_come_to(tmp_path: Path) -> None:
+def test_export_writes_tensors_with_patches_encodings_and_slices(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     store, _, new, before, after = two_states()
 

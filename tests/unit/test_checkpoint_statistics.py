@@ -112,7 +112,7 @@ def test_pieces_add_up(size: int, dtype: Any) -> None:
     assert_same(of_array(array), expected_of(wide))
 
 
-def test_what_is_not_finite_is_counted_and_left_out_of_the_rest() -> None:
+def test_elements_that_are_not_finite_are_counted_and_otherwise_ignored() -> None:
     array = np.zeros(200_000, np.float32)
     array[:4] = [np.nan, np.inf, -np.inf, 3.0]
     array[-1] = np.nan
@@ -126,7 +126,7 @@ def test_what_is_not_finite_is_counted_and_left_out_of_the_rest() -> None:
 
 
 @pytest.mark.parametrize("size", [1e-320, 1e-200, 1e200, 1.7e308])
-def test_the_greatest_and_the_least_numbers_there_are_have_a_mean_and_a_norm(size: float) -> None:
+def test_the_largest_and_the_smallest_numbers_have_a_mean_and_a_norm(size: float) -> None:
     array = np.array([size, -size, size, size])
     found = of_array(array)
 
@@ -135,7 +135,7 @@ def test_the_greatest_and_the_least_numbers_there_are_have_a_mean_and_a_norm(siz
     assert found.norm == (pytest.approx(2 * size, rel=1e-3) if size < 1e308 else None)
 
 
-def test_the_mean_of_very_many_is_that_of_a_few() -> None:
+def test_the_mean_of_many_elements_is_exact() -> None:
     """In float32 the sum of so many would not grow any more."""
     some = np.full(1 << 22, 0.1, np.float32)
     tally = Tally(BY_NAME["F32"])
@@ -148,7 +148,7 @@ def test_the_mean_of_very_many_is_that_of_a_few() -> None:
     assert found.norm == pytest.approx(float(np.float32(0.1)) * 2**14, rel=1e-12)
 
 
-def test_bytes_that_lie_anywhere_are_read_all_the_same() -> None:
+def test_unaligned_bytes_are_read_correctly() -> None:
     array = np.arange(1_000, dtype=np.float64)
     memory = np.zeros(array.nbytes + 3, np.uint8)
     memory[3:] = array.view(np.uint8)
@@ -156,7 +156,7 @@ def test_bytes_that_lie_anywhere_are_read_all_the_same() -> None:
     assert of_bytes(memory[3:], BY_NAME["F64"]) == of_array(array)
 
 
-def test_they_are_given_up_between_two_pieces() -> None:
+def test_statistics_stop_between_two_pieces() -> None:
     array = np.zeros(statistics.PIECE_ELEMENTS * 10, np.float32).view(np.uint8)
     asked = iter([False, False, True])
 
@@ -165,7 +165,7 @@ def test_they_are_given_up_between_two_pieces() -> None:
 
 
 @pytest.mark.parametrize("name", ["F32", "BF16", "F16", "C64", "U8", "I64"])
-def test_they_need_little_memory(name: str) -> None:
+def test_statistics_need_little_memory(name: str) -> None:
     data = np.zeros(64 << 20, np.uint8)
     tracemalloc.start()
     try:
@@ -195,7 +195,7 @@ def saved() -> tuple[MemoryStore, Manifest]:
     return store, catalog.Catalog(store).find()
 
 
-def test_what_is_written_is_read(saved: tuple[MemoryStore, Manifest]) -> None:
+def test_statistics_survive_writing_and_reading(saved: tuple[MemoryStore, Manifest]) -> None:
     store, manifest = saved
     assert statistics.read(store, manifest) is None
     computed = statistics.compute(store, manifest, watch=Watch())
@@ -228,7 +228,7 @@ def good(manifest: Manifest) -> dict[str, Any]:
         ({"w": {"mean": "many"}}, "Expected"),
     ],
 )
-def test_a_file_that_cannot_be_true_is_passed_over_with_a_warning(
+def test_an_impossible_statistics_file_is_ignored_with_a_warning(
     saved: tuple[MemoryStore, Manifest], change: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, manifest = saved
@@ -247,7 +247,7 @@ def test_a_file_that_cannot_be_true_is_passed_over_with_a_warning(
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_reading_them_fail_in_another_way(data: bytes) -> None:
+def test_any_bytes_as_a_statistics_file_are_ignored(data: bytes) -> None:
     manifest = msgspec.convert(
         {"id": "x", "step": 0, "epoch": 0, "type": "FULL", "created_at_s": 0, "num_ranks": 1, "chunk_bytes": 1}
         | {"files": [], "tensors": [], "structures": [], "structure_of_rank": [], "full_bytes": 0, "written_bytes": 0}
@@ -274,7 +274,7 @@ def test_a_file_that_is_too_large_is_neither_written_nor_read(
     assert "ignoring the statistics" in caplog.text
 
 
-def test_a_store_that_does_not_answer_is_not_taken_for_one_without_statistics(
+def test_an_unavailable_store_is_not_mistaken_for_missing_statistics(
     saved: tuple[MemoryStore, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, manifest = saved

@@ -91,11 +91,11 @@ states = st.recursive(
 
 
 @given(states)
-def test_any_state_comes_back_as_it_was(state: Any) -> None:
+def test_any_state_survives_flattening(state: Any) -> None:
     assert same(there_and_back(state), state)
 
 
-def test_an_optimizers_state_comes_back_exactly() -> None:
+def test_an_optimizer_state_survives_exactly() -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     model(torch.ones(4, 3)).sum().backward()
@@ -116,7 +116,7 @@ def test_an_optimizers_state_comes_back_exactly() -> None:
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", [d for d in dtypes.DTYPES if d.torch], ids=lambda d: d.name)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)], ids=str)
-def test_every_type_of_tensor_comes_back_bit_for_bit(dtype: dtypes.DType, shape: tuple[int, ...]) -> None:
+def test_every_dtype_survives_bit_for_bit(dtype: dtypes.DType, shape: tuple[int, ...]) -> None:
     raw = torch.arange(math.prod(shape) * dtype.itemsize, dtype=torch.uint8) % 2  # valid as bools, too
     tensor = (
         raw.view(dtypes.to_torch(dtype)).reshape(shape)
@@ -129,7 +129,7 @@ def test_every_type_of_tensor_comes_back_bit_for_bit(dtype: dtypes.DType, shape:
         assert back.reshape(-1).view(torch.uint8).tolist() == raw.tolist()
 
 
-def test_tensors_that_do_not_lie_in_a_row_come_back() -> None:
+def test_strided_tensors_survive() -> None:
     base = torch.arange(24.0).reshape(2, 3, 4)
     state = {"transposed": base.permute(2, 0, 1), "strided": base[:, ::2], "expanded": torch.ones(1).expand(5)}
     back = there_and_back(state)
@@ -140,12 +140,12 @@ def test_tensors_that_do_not_lie_in_a_row_come_back() -> None:
     assert there_and_back(memoryview(b"abcdef")[::2]) == b"ace"
 
 
-def test_conjugated_and_negated_views_are_stored_as_what_they_show() -> None:
+def test_conjugated_and_negated_views_are_stored_resolved() -> None:
     tensor = torch.tensor([1 + 2j, 3 - 4j])
     assert torch.equal(there_and_back(tensor.conj()), torch.tensor([1 - 2j, 3 + 4j]))
 
 
-def test_numpy_types_that_numpy_itself_does_not_have_come_back() -> None:
+def test_dtypes_of_ml_dtypes_survive() -> None:
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         array = np.arange(4).astype(getattr(ml_dtypes, name))
         assert same(there_and_back(array), array)
@@ -182,13 +182,13 @@ def test_names_follow_the_path_and_never_clash() -> None:
         (np.array([object()]), "object"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_by_name_and_place(value: Any, words: str) -> None:
+def test_a_value_that_cannot_be_stored_is_rejected_with_its_type_and_path(value: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         tree.flatten({"part": [value]})
     assert "part.0" in str(caught.value)
 
 
-def test_a_state_that_holds_itself_is_refused() -> None:
+def test_a_state_that_contains_itself_is_rejected() -> None:
     state: dict[str, Any] = {}
     state["me"] = state
     with pytest.raises(InvalidArgument, match="does not contain itself"):
@@ -215,12 +215,12 @@ def test_a_state_that_holds_itself_is_refused() -> None:
     ],
     ids=str,
 )
-def test_a_structure_that_flatten_does_not_make_is_refused(node: Any) -> None:
+def test_a_structure_that_flatten_does_not_return_is_rejected(node: Any) -> None:
     with pytest.raises(CheckpointInvalid):
         tree.unflatten(node, lambda name, kind: name)
 
 
-def test_a_structure_that_is_too_deep_is_refused() -> None:
+def test_a_structure_that_is_too_deep_is_rejected() -> None:
     node: Any = 1
     for _ in range(500):
         node = {"list": [node]}
@@ -238,7 +238,7 @@ def test_a_selection_keeps_the_shape_of_what_is_left() -> None:
     assert tree.select(tree.flatten({"a": zero}).structure, lambda _: False) is None
 
 
-def test_a_structure_gets_other_names_where_they_are_asked_for_and_shares_the_rest() -> None:
+def test_renaming_changes_some_names_and_shares_the_rest_of_the_structure() -> None:
     flat = tree.flatten({"a": [np.zeros(1), {"b": np.ones(1)}], "c": (np.ones(2), None), "d": {"e": 5}})
     changed = tree.renamed(flat.structure, {"a.1.b": "x", "nothing": "y"})
     assert tree.names_in(changed) == ["a.0", "x", "c.0"]
@@ -268,7 +268,7 @@ def united(name: str, ranks: list[tree.Flat]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_a_shard_is_a_leaf_with_its_place_and_a_whole_tensor_in_the_structure(kind: str) -> None:
+def test_a_shard_is_a_leaf_with_its_start_and_a_whole_tensor_in_the_structure(kind: str) -> None:
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
     whole = torch.from_numpy(array) if kind == "torch" else array
     ranks = [
@@ -282,7 +282,7 @@ def test_a_shard_is_a_leaf_with_its_place_and_a_whole_tensor_in_the_structure(ki
     assert np.array_equal(united("emb", ranks), array)
 
 
-def test_plain_tensors_have_no_place() -> None:
+def test_plain_tensors_have_no_start() -> None:
     flat = tree.flatten({"w": np.ones(2), "b": b"xy"})
     assert [(leaf.global_shape, leaf.start, leaf.tensor) for leaf in flat.leaves] == [
         (None, None, "w"),
@@ -291,14 +291,14 @@ def test_plain_tensors_have_no_place() -> None:
     assert flat.sharded == ()
 
 
-def test_an_empty_shard_is_no_leaf_unless_the_tensor_is_empty() -> None:
+def test_an_empty_shard_is_a_leaf_only_if_the_tensor_is_empty() -> None:
     none, empty = np.ones((0, 3), np.float32), np.ones((0, 2), np.float32)
     flat = tree.flatten({"w": Shard(none, shape=(4, 3), start=(4, 0)), "e": Shard(empty, shape=(0, 2), start=(0, 0))})
     assert [leaf.name for leaf in flat.leaves] == ["e"]
     assert tree.names_in(flat.structure) == ["w", "e"]
 
 
-def test_tied_shards_are_stored_once_also_where_they_are_empty() -> None:
+def test_tied_shards_are_stored_once_even_if_they_are_empty() -> None:
     for rows in (2, 0):
         local = torch.ones(rows, 3)
         tied = {
@@ -320,12 +320,12 @@ def test_tied_shards_are_stored_once_also_where_they_are_empty() -> None:
         ([1, 2], (2,), (0,), "not a list"),
     ],
 )
-def test_a_shard_that_does_not_lie_in_its_tensor_is_refused(local: Any, shape: Any, start: Any, words: str) -> None:
+def test_a_shard_outside_its_tensor_is_rejected(local: Any, shape: Any, start: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         Shard(local, shape=shape, start=start)
 
 
-def test_what_a_shard_cannot_hold_is_refused_with_its_path() -> None:
+def test_an_invalid_local_value_of_a_shard_is_rejected_with_its_path() -> None:
     with pytest.raises(InvalidArgument, match=r"part\.0 is a Shard of a numpy\.float32"):
         tree.flatten({"part": [Shard(np.float32(1), shape=(), start=())]})
     with pytest.raises(InvalidArgument, match=r"part\.0 .*sparse"):
@@ -380,7 +380,7 @@ strided = placement_types._StridedShard
     ],
     ids=str,
 )
-def test_the_parts_of_a_distributed_tensor_make_it_up_with_every_element_once(
+def test_the_parts_of_a_dtensor_cover_every_element_once(
     mesh_shape: tuple[int, ...], placements: list[Any], shape: tuple[int, ...]
 ) -> None:
     if not shape:
@@ -394,7 +394,7 @@ def test_the_parts_of_a_distributed_tensor_make_it_up_with_every_element_once(
         assert {leaf.global_shape for flat in ranks for leaf in flat.leaves} == {shape}
 
 
-def test_the_place_of_a_part_is_the_one_that_torch_computes() -> None:
+def test_the_start_of_a_part_is_the_one_that_torch_computes() -> None:
     tensor = torch.zeros(11, 6)
 
     def make(mesh: DeviceMesh) -> dict[str, Any]:
@@ -407,7 +407,7 @@ def test_the_place_of_a_part_is_the_one_that_torch_computes() -> None:
         assert [[*leaf.shape, *(leaf.start or ())] for leaf in flat.leaves] == [expected]
 
 
-def test_parts_with_gaps_have_names_of_their_own_that_hide_no_other() -> None:
+def test_parts_with_gaps_have_unique_names() -> None:
     def make(mesh: DeviceMesh) -> dict[str, Any]:
         return {"w": placed(torch.zeros(8), mesh, [split(0), strided(0, split_factor=2)]), "w#1": np.zeros(1)}
 
@@ -415,7 +415,7 @@ def test_parts_with_gaps_have_names_of_their_own_that_hide_no_other() -> None:
         assert [(leaf.name, leaf.tensor) for leaf in flat.leaves] == [("w#0", "w"), ("w#2", "w"), ("w#1", "w#1")]
 
 
-def test_tied_distributed_tensors_have_one_name_on_all_ranks_whether_they_hold_something_or_not() -> None:
+def test_tied_dtensors_have_one_name_on_all_ranks_even_where_they_are_empty() -> None:
     def make(mesh: DeviceMesh) -> dict[str, Any]:
         weight = placed(torch.ones(2, 3), mesh, [copied, split(0)])
         return {"embedding": weight, "head": weight.detach()}
@@ -425,7 +425,7 @@ def test_tied_distributed_tensors_have_one_name_on_all_ranks_whether_they_hold_s
     assert all(tree.names_in(flat.structure) == ["embedding"] for flat in ranks)
 
 
-def test_a_sum_that_was_not_taken_is_refused_with_the_cure() -> None:
+def test_a_partial_dtensor_is_rejected_with_the_cure() -> None:
     def make(mesh: DeviceMesh) -> dict[str, Any]:
         return {"w": DTensor.from_local(torch.ones(2), mesh, [placement_types.Partial()])}
 
@@ -433,7 +433,7 @@ def test_a_sum_that_was_not_taken_is_refused_with_the_cure() -> None:
         on_every_rank((2,), make)
 
 
-def test_parts_of_sizes_that_the_placement_does_not_tell_are_refused_with_the_cure() -> None:
+def test_a_local_tensor_that_contradicts_its_placements_is_rejected_with_the_cure() -> None:
     def make(mesh: DeviceMesh) -> dict[str, Any]:
         part = DTensor.from_local(torch.ones(3), mesh, [split(0)], run_check=False, shape=torch.Size([4]), stride=(1,))
         return {"w": part}
@@ -450,7 +450,7 @@ def test_parts_of_sizes_that_the_placement_does_not_tell_are_refused_with_the_cu
     st.integers(1, 8),
     st.randoms(use_true_random=False),
 )
-def test_what_all_hold_is_written_once_in_shares_of_about_equal_size(
+def test_replicated_tensors_are_written_once_in_about_equal_shares(
     tensors: list[tuple[str, int]], size: int, random: Any
 ) -> None:
     leaves = [
@@ -470,7 +470,7 @@ def test_what_all_hold_is_written_once_in_shares_of_about_equal_size(
     assert max(loads) - min(loads) <= max((sizes[name] for name in divided), default=0)
 
 
-def test_a_pattern_alone_is_one_pattern() -> None:
+def test_a_single_pattern_may_be_a_string() -> None:
     leaves = tree.flatten({"model": np.ones(3), "x": np.ones(1)}).leaves
     assert [replicated_share(leaves, "model", rank, 2) for rank in range(2)] == [{"model", "x"}, {"x"}]
 
