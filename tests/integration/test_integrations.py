@@ -346,7 +346,7 @@ def test_accelerate_stops_at_optimizer_steps_and_may_not_prepare_a_loader_withou
 
 def test_only_the_same_world_size_resumes_from_a_frameworks_own_loader() -> None:
     resume.FixedWorldSize(3).load_state_dict(resume.FixedWorldSize(3).state_dict())
-    with pytest.raises(ConfigError, match=r"saved by 3 workers.*strata resume --workers 3"):
+    with pytest.raises(ConfigError, match=r"3 workers saved the checkpoint.*strata resume --workers 3"):
         resume.FixedWorldSize(2).load_state_dict(resume.FixedWorldSize(3).state_dict())
 
 

@@ -259,7 +259,9 @@ def test_each_rank_gets_its_own_state_back_and_another_number_of_ranks_is_refuse
         context = context_of(1)
         if is_before:
             make(context)
-        with pytest.raises(ConfigError, match=r"saved by 2 workers, and the state of loader 'stream'.*Resume with 2"):
+        with pytest.raises(
+            ConfigError, match=r"2 workers saved the checkpoint, and the state of loader 'stream'.*Resume with 2"
+        ):
             context.restore({"seen": Seen()})
         progress = context.restore({"seen": Seen()}, loaders=False)
         assert (progress.step, progress.epoch) == (3, 0)
