@@ -277,7 +277,7 @@ def test_what_the_page_says_a_loader_tells_is_what_it_tells(cause: Cause) -> Non
         consumer_wait_s=wait_s,
         consumer_busy_s=10 - wait_s,
     )
-    facts = PlanFacts(num_units=1, num_splits=1, is_local=True)
+    facts = PlanFacts(num_row_groups=1, num_splits=1, is_local=True)
     diagnosis = diagnose(window, facts, num_workers=1)
     rows = re.findall(r"^\| ([^|]*) \| [^|]+ \| [^|]+ \|$", section(METRICS, "Bottleneck warnings"), re.MULTILINE)
     told = [row.strip("… ") for row in rows[1:]]

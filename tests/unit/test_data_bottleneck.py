@@ -22,7 +22,7 @@ from strata.data.runtime.bottleneck import (
 )
 from strata.data.runtime.metrics import LoaderMetrics, WorkerMetrics
 
-MANY = PlanFacts(num_units=1_000, num_splits=100, is_local=True)
+MANY = PlanFacts(num_row_groups=1_000, num_splits=100, is_local=True)
 DECODING = {"decode_s": 10.0, "bytes_read": 1_000_000_000}
 
 
@@ -44,7 +44,7 @@ def told(metrics: LoaderMetrics, facts: PlanFacts = MANY) -> Diagnosis:
 
 def test_two_row_groups_leave_two_of_four_workers_without_work() -> None:
     idle = {"idle_s": 10.0}
-    found = told(window(DECODING, DECODING, idle, idle), replace(MANY, num_units=2, num_splits=1))
+    found = told(window(DECODING, DECODING, idle, idle), replace(MANY, num_row_groups=2, num_splits=1))
 
     assert found.cause is Cause.TOO_FEW_UNITS
     assert found.is_warning
@@ -56,7 +56,7 @@ def test_two_row_groups_leave_two_of_four_workers_without_work() -> None:
 
 
 def test_row_groups_are_counted_per_rank() -> None:
-    facts = replace(MANY, num_units=20, world_size=4, unit_name="stripe")
+    facts = replace(MANY, num_row_groups=20, world_size=4, row_group_name="stripe")
     found = told(window(*[{"decode_s": 6.0, "idle_s": 4.0}] * 4), facts)
 
     assert found.cause is Cause.TOO_FEW_UNITS
@@ -150,13 +150,13 @@ seconds = st.floats(0, 1_000, allow_nan=False)
     ),
     wait=seconds,
     busy=seconds,
-    num_units=st.integers(1, 100),
+    num_row_groups=st.integers(1, 100),
 )
 def test_only_a_loop_that_waits_gets_a_warning(
-    spent: list[dict[str, float]], wait: float, busy: float, num_units: int
+    spent: list[dict[str, float]], wait: float, busy: float, num_row_groups: int
 ) -> None:
     metrics = window(*spent, wait=wait, busy=busy)
-    found = diagnose(metrics, replace(MANY, num_units=num_units), num_workers=max(1, len(spent)))
+    found = diagnose(metrics, replace(MANY, num_row_groups=num_row_groups), num_workers=max(1, len(spent)))
 
     if found is not None:
         assert found.is_warning == (wait / (wait + busy) >= 0.1)

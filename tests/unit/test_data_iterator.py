@@ -65,11 +65,11 @@ class Made:
         self.recorder = LoaderRecorder(1, self.clock)
         self.positions: list[int] = []
         facts = PlanFacts(
-            num_units=8,
+            num_row_groups=8,
             num_splits=8,
             is_local=True,
             world_size=1,
-            unit_name="row group",
+            row_group_name="row group",
             worker_type="thread",
             num_cpus=2,
         )

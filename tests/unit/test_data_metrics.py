@@ -110,8 +110,8 @@ def test_a_measured_wait_is_subtracted_from_decoding() -> None:
 def test_units_files_batches_and_errors_are_counted() -> None:
     worker, _ = recorder()
     worker.opened_file()
-    worker.read_unit(rows=10, bytes_read=100, bytes_decoded=400)
-    worker.read_unit(rows=5, bytes_read=50, bytes_decoded=200)
+    worker.decoded_row_group(rows=10, bytes_read=100, bytes_decoded=400)
+    worker.decoded_row_group(rows=5, bytes_read=50, bytes_decoded=200)
     worker.assembled(7)
     worker.failed()
 
@@ -123,7 +123,7 @@ def test_units_files_batches_and_errors_are_counted() -> None:
 def test_a_reset_zeroes_the_sums_and_keeps_the_state() -> None:
     worker, clock = recorder()
     worker.enter(State.DECODE)
-    worker.read_unit(rows=10, bytes_read=100, bytes_decoded=400)
+    worker.decoded_row_group(rows=10, bytes_read=100, bytes_decoded=400)
     clock.advance(5)
     worker.reset()
     clock.advance(2)
@@ -144,7 +144,7 @@ def test_a_snapshot_from_another_thread_never_sees_half_a_row_group() -> None:
     watcher = threading.Thread(target=watch)
     watcher.start()
     for _ in range(5_000):
-        worker.read_unit(rows=2, bytes_read=2, bytes_decoded=0)
+        worker.decoded_row_group(rows=2, bytes_read=2, bytes_decoded=0)
     stop.set()
     watcher.join()
 
@@ -205,8 +205,8 @@ def test_padded_dropped_and_skipped_rows_are_in_the_log_line() -> None:
     two_batches(recorder, clock)
     recorder.delivered(100, padded_rows=7, skipped_rows=1_000)
     recorder.dropped(11)
-    recorder.skipped_unit()
-    recorder.skipped_unit()
+    recorder.skipped_row_group()
+    recorder.skipped_row_group()
     recorder.planned(1.5, skipped_files=3, skipped_units=4)
     recorder.buffered(3 << 20)
     recorder.buffered(1 << 20)
@@ -224,7 +224,7 @@ def test_padded_dropped_and_skipped_rows_are_in_the_log_line() -> None:
 def test_a_reset_keeps_the_plan_and_the_current_buffer() -> None:
     recorder, clock = loader(1)
     recorder.planned(1.5, skipped_files=1)
-    recorder.workers[0].read_unit(rows=1, bytes_read=1, bytes_decoded=1)
+    recorder.workers[0].decoded_row_group(rows=1, bytes_read=1, bytes_decoded=1)
     two_batches(recorder, clock)
     recorder.buffered(100)
     recorder.buffered(10)
@@ -243,7 +243,7 @@ def test_a_reset_keeps_the_plan_and_the_current_buffer() -> None:
 def test_totals_are_the_sums_of_the_workers() -> None:
     recorder, clock = loader(2)
     for number, worker in enumerate(recorder.workers, 1):
-        worker.read_unit(rows=number, bytes_read=10 * number, bytes_decoded=100 * number)
+        worker.decoded_row_group(rows=number, bytes_read=10 * number, bytes_decoded=100 * number)
         with worker.during(State.DECODE):
             clock.advance(number)
 
@@ -260,7 +260,7 @@ def test_the_difference_of_two_snapshots_is_what_happened_in_between() -> None:
     recorder.asked()
     clock.advance(6)
     recorder.delivered(50)
-    recorder.workers[0].read_unit(rows=50, bytes_read=5, bytes_decoded=5)
+    recorder.workers[0].decoded_row_group(rows=50, bytes_read=5, bytes_decoded=5)
 
     window = between(before, recorder.snapshot())
     assert (window.rows, window.batches, window.consumer_wait_s, window.consumer_busy_s) == (50, 1, 6, 0)
@@ -292,7 +292,7 @@ def test_metrics_are_json_with_the_derived_figures() -> None:
 
 def test_the_table_has_a_row_per_worker_and_a_total() -> None:
     recorder, clock = loader(2)
-    recorder.workers[1].read_unit(rows=12_345, bytes_read=3 << 30, bytes_decoded=5 << 20)
+    recorder.workers[1].decoded_row_group(rows=12_345, bytes_read=3 << 30, bytes_decoded=5 << 20)
     with recorder.workers[1].during(State.DECODE):
         clock.advance(2)
     console = Console(width=160, file=io.StringIO(), record=True)
@@ -312,7 +312,7 @@ class Loader:
 
     def __init__(self, rows: int) -> None:
         self.recorder, self.clock = loader(2)
-        self.recorder.workers[1].read_unit(rows=rows, bytes_read=64, bytes_decoded=256)
+        self.recorder.workers[1].decoded_row_group(rows=rows, bytes_read=64, bytes_decoded=256)
 
     def get_metrics(self) -> LoaderMetrics:
         return self.recorder.snapshot()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.order.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_of_units
+from strata.data.order.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_row_groups
 from strata.data.order.schedule import Block, Outline, Schedule
 from strata.data.order.steps import Steps
 from strata.errors import InvalidArgument
@@ -30,8 +30,8 @@ def naive_order(order: Order) -> list[Row]:
     """Compute the order row by row, from its definition."""
     sequence = [
         (int(row_group), row)
-        for place, row_group in enumerate(order.units)
-        for row in range(int(order.unit_starts[place + 1] - order.unit_starts[place]))
+        for place, row_group in enumerate(order.row_groups)
+        for row in range(int(order.row_group_starts[place + 1] - order.row_group_starts[place]))
     ]
     num_rows, num_lanes = order.num_rows, order.num_lanes
     lanes = []
@@ -123,7 +123,7 @@ def test_a_shuffle_permutes_splits_and_keeps_the_row_groups_of_each_together(
     starts: list[int], seed: int, epoch: int
 ) -> None:
     split_starts = np.cumsum([0, *starts])
-    row_groups = sequence_of_units(split_starts, seed=seed, epoch=epoch, shuffle=True).tolist()
+    row_groups = sequence_row_groups(split_starts, seed=seed, epoch=epoch, shuffle=True).tolist()
     assert sorted(row_groups) == list(range(split_starts[-1]))
     for first, end in itertools.pairwise(split_starts):
         place = row_groups.index(first)
@@ -286,7 +286,7 @@ def test_with_the_default_lanes_a_row_group_is_read_by_one_rank_or_two_at_a_bord
     rows: list[int], world_size: int, batch: int
 ) -> None:
     lanes = choose_lanes(
-        world_size=world_size, batch_size=batch, num_units=len(rows), shuffle=True, max_lanes_per_rank=4
+        world_size=world_size, batch_size=batch, num_row_groups=len(rows), shuffle=True, max_lanes_per_rank=4
     )
     window = choose_window(num_lanes=lanes, batch_rows=world_size * batch, shuffle_buffer_size=50)
     order = make_order(plan_of(rows), seed=3, epoch=0, shuffle=True, num_lanes=lanes, window_rows=window)
@@ -322,7 +322,7 @@ def test_a_window_is_one_lanes_part_of_the_buffer_and_ends_with_a_batch() -> Non
 
 def test_the_number_of_lanes_divides_the_batch_so_that_no_two_ranks_share_a_lane() -> None:
     def chosen(**more: int) -> int:
-        given = {"world_size": 4, "batch_size": 1024, "num_units": 1000, "max_lanes_per_rank": 8} | more
+        given = {"world_size": 4, "batch_size": 1024, "num_row_groups": 1000, "max_lanes_per_rank": 8} | more
         return choose_lanes(shuffle=True, **given)
 
     assert chosen() == 32
@@ -330,9 +330,9 @@ def test_the_number_of_lanes_divides_the_batch_so_that_no_two_ranks_share_a_lane
     assert chosen(batch_size=7) == 4 * 7
     assert chosen(batch_size=997) == 4
     assert chosen(world_size=1, batch_size=997) == 8
-    assert chosen(num_units=8) == 8
-    assert chosen(num_units=2) == 4
-    assert choose_lanes(world_size=3, batch_size=8, num_units=9, shuffle=False, max_lanes_per_rank=8) == 3
+    assert chosen(num_row_groups=8) == 8
+    assert chosen(num_row_groups=2) == 4
+    assert choose_lanes(world_size=3, batch_size=8, num_row_groups=9, shuffle=False, max_lanes_per_rank=8) == 3
 
 
 def test_the_last_batch_is_uneven_padded_or_dropped_as_configured() -> None:

@@ -67,7 +67,7 @@ class Rig:
         sizes: list[int],
         *,
         num_workers: int = 2,
-        budget_bytes: int = 1 << 20,
+        prefetch_bytes: int = 1 << 20,
         block_rows: int = GROUP_ROWS,
         decide: Callable[[int], None] = lambda number: None,
         convert: Callable[[int, Any], Chunk] | None = None,
@@ -106,7 +106,7 @@ class Rig:
                 present=present or _present,
                 strategy=strategy,
                 recorder=self.recorder,
-                budget_bytes=budget_bytes,
+                prefetch_bytes=prefetch_bytes,
                 block_bytes=block_bytes,
                 has_head=has_head,
                 skips_bad_row_groups=skips,
@@ -178,16 +178,16 @@ class Gate:
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
     num_workers=st.integers(1, 4),
-    budget_bytes=st.sampled_from([0, GROUP_BYTES, 1 << 20]),
+    prefetch_bytes=st.sampled_from([0, GROUP_BYTES, 1 << 20]),
     block_rows=st.sampled_from([1, 12, 1000]),
     strategy=st.sampled_from([*BY_NAME.values(), lambda tasks, n: [[t.number for t in tasks[::-1]], *[[]] * (n - 1)]]),
 )
 @settings(max_examples=50)
 def test_every_row_is_delivered_once_and_in_order_for_any_limits_workers_and_strategy(
-    sizes: list[int], num_workers: int, budget_bytes: int, block_rows: int, strategy: Strategy
+    sizes: list[int], num_workers: int, prefetch_bytes: int, block_rows: int, strategy: Strategy
 ) -> None:
     with rig(
-        sizes, num_workers=num_workers, budget_bytes=budget_bytes, block_rows=block_rows, strategy=strategy
+        sizes, num_workers=num_workers, prefetch_bytes=prefetch_bytes, block_rows=block_rows, strategy=strategy
     ) as made:
         assert made.read() == made.expected
         assert made.pipeline.take() is None
@@ -269,8 +269,8 @@ def test_an_unreadable_row_group_is_skipped_on_request_and_other_errors_are_rais
 
 
 def test_decoding_ahead_stops_at_prefetch_bytes_and_continues_when_a_block_is_taken() -> None:
-    num_units, num_ahead = 40, 6
-    with rig([GROUP_ROWS] * num_units, num_workers=1, budget_bytes=num_ahead * GROUP_BYTES) as made:
+    num_row_groups, num_ahead = 40, 6
+    with rig([GROUP_ROWS] * num_row_groups, num_workers=1, prefetch_bytes=num_ahead * GROUP_BYTES) as made:
         first = made.pipeline.take()
         assert first is not None
         _wait_until_held_back(made)
@@ -289,7 +289,7 @@ def test_decoding_ahead_stops_at_prefetch_bytes_and_continues_when_a_block_is_ta
 
 
 def test_with_prefetch_bytes_0_only_the_row_group_needed_next_is_decoded() -> None:
-    with rig([GROUP_ROWS] * 40, num_workers=1, budget_bytes=0) as made:
+    with rig([GROUP_ROWS] * 40, num_workers=1, prefetch_bytes=0) as made:
         assert made.pipeline.take() is not None
         _wait_until_held_back(made)
         # Taken: one. Needed next: one.
@@ -300,7 +300,7 @@ def test_with_prefetch_bytes_0_only_the_row_group_needed_next_is_decoded() -> No
 
 @pytest.mark.parametrize(("num_blocks", "num_assembled"), [(1, 1), (4, 2), (100, MAX_BLOCKS_ASSEMBLED)])
 def test_prefetch_bytes_limits_how_many_blocks_are_assembled_ahead(num_blocks: int, num_assembled: int) -> None:
-    with rig([GROUP_ROWS] * 40, num_workers=1, budget_bytes=num_blocks * GROUP_BYTES) as made:
+    with rig([GROUP_ROWS] * 40, num_workers=1, prefetch_bytes=num_blocks * GROUP_BYTES) as made:
         assert made.pipeline.take() is not None
         _wait_until_held_back(made)
         assert sum(pending.is_claimed for pending in made.pipeline._pending) == num_assembled
@@ -360,7 +360,7 @@ def test_a_pipeline_closed_before_its_start_decodes_nothing() -> None:
 
 
 def test_close_ends_workers_that_are_blocked_by_prefetch_bytes() -> None:
-    with rig([GROUP_ROWS] * 40, num_workers=3, budget_bytes=0) as made:
+    with rig([GROUP_ROWS] * 40, num_workers=3, prefetch_bytes=0) as made:
         _wait_until_held_back(made)
         made.pipeline.close()
         assert made.threads() == []
@@ -478,18 +478,18 @@ def test_take_raises_an_error_in_the_first_rows() -> None:
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
     num_workers=st.integers(1, 4),
-    budget_bytes=st.sampled_from([0, GROUP_BYTES, 1 << 20]),
+    prefetch_bytes=st.sampled_from([0, GROUP_BYTES, 1 << 20]),
     block_rows=st.sampled_from([1, 12, 1000]),
 )
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("small_heads")
 def test_every_row_is_delivered_once_and_in_order_after_a_head(
-    sizes: list[int], num_workers: int, budget_bytes: int, block_rows: int
+    sizes: list[int], num_workers: int, prefetch_bytes: int, block_rows: int
 ) -> None:
     with rig(
         sizes,
         num_workers=num_workers,
-        budget_bytes=budget_bytes,
+        prefetch_bytes=prefetch_bytes,
         block_rows=block_rows,
         starts_small=True,
         has_head=lambda number: True,
@@ -501,7 +501,7 @@ def test_every_row_is_delivered_once_and_in_order_after_a_head(
 
 def test_a_window_of_several_blocks_frees_memory_for_the_next_as_blocks_are_taken() -> None:
     """Two windows of 8 row groups in blocks of 20 rows; memory for one window and 3 row groups."""
-    with rig([GROUP_ROWS] * 16, window_rows=80, block_rows=20, budget_bytes=3 * GROUP_BYTES) as made:
+    with rig([GROUP_ROWS] * 16, window_rows=80, block_rows=20, prefetch_bytes=3 * GROUP_BYTES) as made:
         taken = [made.pipeline.take() for _ in range(2)]
         _wait_until(lambda: len(made.decoded) > 8)  # the first window has two blocks left
         peak = made.recorder.snapshot().peak_buffered_bytes
@@ -521,7 +521,7 @@ def test_a_window_of_several_blocks_frees_memory_for_the_next_as_blocks_are_take
     block_rows=st.integers(1, 80),
     part_rows=st.none() | st.integers(1, 40),
     num_workers=st.integers(1, 3),
-    budget_bytes=st.sampled_from([0, GROUP_BYTES, 1 << 20]),
+    prefetch_bytes=st.sampled_from([0, GROUP_BYTES, 1 << 20]),
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_row_is_delivered_once_for_any_cut_of_windows_into_blocks(
@@ -531,13 +531,13 @@ def test_every_row_is_delivered_once_for_any_cut_of_windows_into_blocks(
     block_rows: int,
     part_rows: int | None,
     num_workers: int,
-    budget_bytes: int,
+    prefetch_bytes: int,
 ) -> None:
     options = {
         "window_rows": window_rows,
         "num_lanes": num_lanes,
         "num_workers": num_workers,
-        "budget_bytes": budget_bytes,
+        "prefetch_bytes": prefetch_bytes,
     }
     with (
         rig(sizes, block_rows=1 << 20, **options) as whole,
@@ -562,7 +562,7 @@ def test_a_row_group_that_two_windows_need_is_dealt_to_both() -> None:
 
 def test_small_blocks_are_dealt_in_shares_and_freed_share_by_share() -> None:
     """A window of 8 row groups in 16 blocks of 5 rows, 4 blocks per share, and nothing decoded ahead."""
-    with rig([GROUP_ROWS] * 8, window_rows=80, block_rows=20, part_rows=5, budget_bytes=-GROUP_BYTES * 8) as made:
+    with rig([GROUP_ROWS] * 8, window_rows=80, block_rows=20, part_rows=5, prefetch_bytes=-GROUP_BYTES * 8) as made:
         held = []
         for _ in range(15):
             assert made.pipeline.take() is not None
@@ -587,11 +587,11 @@ def test_unreadable_row_groups_of_a_window_of_several_blocks_are_skipped() -> No
 
 
 def test_the_cost_of_a_row_group_does_not_depend_on_their_number() -> None:
-    def cost_s(num_units: int) -> float:
+    def cost_s(num_row_groups: int) -> float:
         """Return the CPU time, which a busy machine hardly changes."""
         begun_s = time.process_time()
-        with rig([1] * num_units, window_rows=num_units, block_rows=num_units) as made:
-            assert len(made.read()) == num_units
+        with rig([1] * num_row_groups, window_rows=num_row_groups, block_rows=num_row_groups) as made:
+            assert len(made.read()) == num_row_groups
         return time.process_time() - begun_s
 
     few, many = 3_000, 12_000

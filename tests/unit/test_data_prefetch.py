@@ -221,12 +221,12 @@ def test_row_groups_beyond_the_limit_are_not_prefetched(data: Path, requests: Re
     try:
         for number in range(5):
             fetcher.ahead(number)
-        assert sorted(fetcher._units) == [0, 1]
+        assert sorted(fetcher._row_groups) == [0, 1]
         fetcher.wait(4)  # its turn has come: it is fetched whatever the bound
         fetcher.release(0)
         fetcher.release(4)
         fetcher.ahead(3)
-        assert sorted(fetcher._units) == [1, 3]
+        assert sorted(fetcher._row_groups) == [1, 3]
     finally:
         fetcher.close()
 

@@ -180,7 +180,7 @@ class Dataset:
                 present=self._deliverer.present,
                 strategy=by_name(config.runtime.split_strategy),
                 recorder=self._recorder,
-                budget_bytes=config.runtime.prefetch_bytes,
+                prefetch_bytes=config.runtime.prefetch_bytes,
                 row_bytes=self._deliverer.row_bytes,
                 block_bytes=block_bytes,
                 has_head=(lambda _: False) if self._is_warm else self._has_head,
@@ -282,7 +282,7 @@ class Dataset:
             lanes = choose_lanes(
                 world_size=self.ranks.num_ranks,
                 batch_size=order.batch_size,
-                num_units=plan.num_units,
+                num_row_groups=plan.num_units,
                 shuffle=order.shuffle,
                 max_lanes_per_rank=lanes_that_fit(
                     plan, self._deliverer.row_bytes, self.config.plan.split_bytes, MAX_LANES_PER_RANK
@@ -325,9 +325,9 @@ class Dataset:
             return None
         return Fetcher(self._recipe, prefetch_bytes=self.config.runtime.prefetch_bytes)
 
-    def _has_head(self, unit: int) -> bool:
+    def _has_head(self, row_group: int) -> bool:
         # With on_error="skip", no row of a damaged row group is delivered, and only its end shows that it is intact.
-        return not self._processes and self.config.plan.on_error == "raise" and has_head(self._recipe, unit)
+        return not self._processes and self.config.plan.on_error == "raise" and has_head(self._recipe, row_group)
 
     def _block_size(self, *, has_windows: bool) -> tuple[int, int]:
         """Return the maximum bytes and rows of a block.
@@ -349,21 +349,21 @@ class Dataset:
         row_groups_per_buffer = shuffle_buffer_rows * self.plan.num_units / max(1, int(self.plan.unit_rows.sum()))
         return max(PART_ROWS, int(row_groups_per_buffer / self.ranks.num_ranks) * PIECE_ROWS)
 
-    def _skipped(self, known: set[int], unit: int, error: BaseException) -> None:
+    def _skipped(self, known: set[int], row_group: int, error: BaseException) -> None:
         """Log and count a skipped row group once per pass (`known`), although several blocks may need it."""
-        if unit not in known:
-            known.add(unit)
-            self._recorder.skipped_unit()
-            log.warning("skipped a row group with %d rows: %s", self.plan.unit_rows[unit], error)
+        if row_group not in known:
+            known.add(row_group)
+            self._recorder.skipped_row_group()
+            log.warning("skipped a row group with %d rows: %s", self.plan.unit_rows[row_group], error)
 
     def _facts(self) -> PlanFacts:
         formats = {file.format for file in self.plan.files}
         return PlanFacts(
-            num_units=self.plan.num_units,
+            num_row_groups=self.plan.num_units,
             num_splits=self.plan.num_splits,
             is_local=self._recipe.source.is_local,
             world_size=self.ranks.num_ranks,
-            unit_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
+            row_group_name=self._recipe.formats[min(formats)].unit_name if formats else "row group",
             worker_type=self.config.runtime.worker_type,
             num_cpus=len(os.sched_getaffinity(0)),
         )

@@ -20,7 +20,7 @@ from strata.data.iceberg.projection import IcebergFit
 from strata.data.iceberg.scan import Locator, scan
 from strata.data.iceberg.survey import survey
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
-from strata.data.plan.planner import Units, assemble, fingerprint, parse_rows
+from strata.data.plan.planner import RowGroups, assemble, fingerprint, parse_rows
 from strata.errors import InvalidArgument, NoData, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _assemble(
         raise NoData(_why_nothing(name, seen, found, request.condition))
     made = assemble(
         files=[_planned(each) for each in seen.files],
-        units=units,
+        row_groups=units,
         schema=schema,
         columns=columns,
         condition=request.condition,
@@ -211,7 +211,7 @@ def _planned(counted: CountedFile) -> PlannedFile:
     return PlannedFile(probed.file, probed.format.name, probed.facts.version, probed.facts.schema, counted.fit)
 
 
-def _units(files: Sequence[CountedFile]) -> Units:
+def _units(files: Sequence[CountedFile]) -> RowGroups:
     units = [
         (number, unit, rows)
         for number, each in enumerate(files)
@@ -221,7 +221,7 @@ def _units(files: Sequence[CountedFile]) -> Units:
     def numbers(values: Iterable[int]) -> npt.NDArray[np.int64]:
         return np.fromiter(values, dtype=np.int64, count=len(units))
 
-    return Units(
+    return RowGroups(
         file=numbers(number for number, _, _ in units),
         index=numbers(unit.index for _, unit, _ in units),
         rows=numbers(rows for _, _, rows in units),
@@ -281,7 +281,7 @@ def _fingerprint(table: Table, plan: Plan) -> str:
     return fingerprint(files, numbers, plan.condition_text)
 
 
-def _pruning(seen: Survey, found: Scan, units: Units) -> Pruning:
+def _pruning(seen: Survey, found: Scan, units: RowGroups) -> Pruning:
     return Pruning(
         num_files=len(found.files) + found.num_pruned,
         num_files_pruned=found.num_pruned,

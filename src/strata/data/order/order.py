@@ -67,9 +67,9 @@ class Order:
     """Rows of one lane's part of the shuffle buffer; 0 if rows are not shuffled."""
     seed: int
     epoch: int
-    units: Ints
+    row_groups: Ints
     """Row group numbers of the plan, in the order of this epoch."""
-    unit_starts: Ints
+    row_group_starts: Ints
     """Where each row group begins in the sequence, and one more entry for the end."""
 
     @property
@@ -86,11 +86,11 @@ class Order:
         if first >= last:
             return []
         found = []
-        place = int(np.searchsorted(self.unit_starts, first, side="right")) - 1
+        place = int(np.searchsorted(self.row_group_starts, first, side="right")) - 1
         while first < last:
-            start, end = int(self.unit_starts[place]), int(self.unit_starts[place + 1])
+            start, end = int(self.row_group_starts[place]), int(self.row_group_starts[place + 1])
             stop = min(end, last)
-            found.append((int(self.units[place]), first - start, stop - start))
+            found.append((int(self.row_groups[place]), first - start, stop - start))
             first, place = stop, place + 1
         return found
 
@@ -111,21 +111,21 @@ class Splits(Protocol):
 
 def make_order(splits: Splits, *, seed: int, epoch: int, shuffle: bool, num_lanes: int, window_rows: int) -> Order:
     """Return the order of an epoch over the row groups of a plan."""
-    units = sequence_of_units(splits.split_starts, seed=seed, epoch=epoch, shuffle=shuffle)
-    starts = np.zeros(len(units) + 1, dtype=np.int64)
-    np.cumsum(splits.unit_rows[units], out=starts[1:])
+    row_groups = sequence_row_groups(splits.split_starts, seed=seed, epoch=epoch, shuffle=shuffle)
+    starts = np.zeros(len(row_groups) + 1, dtype=np.int64)
+    np.cumsum(splits.unit_rows[row_groups], out=starts[1:])
     return Order(
         num_rows=int(starts[-1]),
         num_lanes=num_lanes,
         window_rows=window_rows if shuffle else 0,
         seed=seed,
         epoch=epoch,
-        units=units,
-        unit_starts=starts,
+        row_groups=row_groups,
+        row_group_starts=starts,
     )
 
 
-def sequence_of_units(split_starts: Ints, *, seed: int, epoch: int, shuffle: bool) -> Ints:
+def sequence_row_groups(split_starts: Ints, *, seed: int, epoch: int, shuffle: bool) -> Ints:
     """Return all row groups, split by split, with the splits in the order of this epoch."""
     num_splits = len(split_starts) - 1
     if not shuffle or num_splits < 2:
@@ -134,11 +134,13 @@ def sequence_of_units(split_starts: Ints, *, seed: int, epoch: int, shuffle: boo
     lengths = np.diff(split_starts)[splits]
     ends = np.cumsum(lengths)
     within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-    units: Ints = np.repeat(split_starts[:-1][splits], lengths) + within
-    return units
+    row_groups: Ints = np.repeat(split_starts[:-1][splits], lengths) + within
+    return row_groups
 
 
-def choose_lanes(*, world_size: int, batch_size: int, num_units: int, shuffle: bool, max_lanes_per_rank: int) -> int:
+def choose_lanes(
+    *, world_size: int, batch_size: int, num_row_groups: int, shuffle: bool, max_lanes_per_rank: int
+) -> int:
     """Return the number of lanes, if the user does not set it.
 
     Without shuffle, each rank gets one lane. With shuffle it gets several, so that a batch has rows from several
@@ -147,7 +149,7 @@ def choose_lanes(*, world_size: int, batch_size: int, num_units: int, shuffle: b
     """
     if not shuffle:
         return world_size
-    most = max(1, min(max_lanes_per_rank, batch_size, num_units // world_size))
+    most = max(1, min(max_lanes_per_rank, batch_size, num_row_groups // world_size))
     if world_size == 1:
         return most
     return world_size * max(count for count in range(1, most + 1) if batch_size % count == 0)

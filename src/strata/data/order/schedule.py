@@ -142,7 +142,7 @@ class Schedule:
         object.__setattr__(self, "_permutation", functools.lru_cache(num_kept)(self.order.permutation))
 
     @property
-    def window_rows(self) -> int:
+    def shuffle_buffer_rows(self) -> int:
         """Rows of the shuffle buffer on this rank."""
         return self.order.window_rows * self.order.num_lanes // self.steps.world_size
 
@@ -226,7 +226,7 @@ class Schedule:
         steps, num_batches = self.steps, self.steps.num_batches
         max_batches = max(1, max_rows // steps.batch_size)
         if self.order.window_rows:
-            if self.part_rows is not None and self.window_rows > max_rows:
+            if self.part_rows is not None and self.shuffle_buffer_rows > max_rows:
                 max_batches = max(1, min(max_rows, self.part_rows) // steps.batch_size)
             window_positions = self.order.window_rows * self.order.num_lanes
             first_stop = steps.bounds(batch)[1]

@@ -33,7 +33,7 @@ class Projection(Protocol):
         """Return which columns of the file to read for these columns of the dataset."""
         ...
 
-    def apply(self, table: pa.Table, unit: Unit, columns: Sequence[str]) -> pa.Table:
+    def apply(self, table: pa.Table, row_group: Unit, columns: Sequence[str]) -> pa.Table:
         """Return these columns in this order with the types of the dataset, without deleted rows."""
         ...
 
@@ -145,9 +145,9 @@ class Plan:
 
     def describe(self, number: int) -> str:
         """Return the file, index and first row of a row group, for messages."""
-        unit = self.unit(number)
+        row_group = self.unit(number)
         name = self.files[int(self.unit_file[number])].file.name
-        return f"{name}, row group {unit.index} (from row {unit.first_row})"
+        return f"{name}, row group {row_group.index} (from row {row_group.first_row})"
 
     def parts_of(self, number: int) -> list[Rows]:
         """Return the ranges of rows to read in a row group; an empty list means all rows."""

@@ -33,7 +33,7 @@ _FINGERPRINT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Units:
+class RowGroups:
     """The row groups of all files: one entry each, in the order of files and of row groups within them."""
 
     file: npt.NDArray[np.int64]
@@ -74,9 +74,9 @@ def build(
             field="filters",
         )
     files = sorted(survey.files, key=lambda file: (file.name, file.version, file.path))
-    units = _units(files)
-    if not (units.rows > 0).any() and (on_empty == "raise" or not files):
-        raise _no_data(survey, num_rows=int(units.total_rows.sum()))
+    row_groups = _row_groups(files)
+    if not (row_groups.rows > 0).any() and (on_empty == "raise" or not files):
+        raise _no_data(survey, num_rows=int(row_groups.total_rows.sum()))
     schemas = [schema_of(data) for data in survey.schemas]
     partition_fields = list(schema_of(survey.partition_schema))
     unified = unify(
@@ -92,7 +92,7 @@ def build(
     bytes_pruned = sum(file.bytes_skipped for file in files)
     return assemble(
         files=_planned(survey, files, schemas, unified.schema, partition_fields),
-        units=units,
+        row_groups=row_groups,
         schema=unified.schema,
         columns=unified.columns,
         condition=bind(condition, unified.schema) if condition else None,
@@ -102,16 +102,16 @@ def build(
         pruning=Pruning(
             num_files=survey.num_files,
             num_files_pruned=survey.num_files_pruned,
-            num_units=len(units.rows),
-            num_units_pruned=int((units.rows == 0).sum()),
+            num_units=len(row_groups.rows),
+            num_units_pruned=int((row_groups.rows == 0).sum()),
             num_units_counted=sum(file.num_counted for file in files),
-            num_units_in_part=0 if units.parts is None else len(np.unique(units.parts[:, 0])),
+            num_units_in_part=0 if row_groups.parts is None else len(np.unique(row_groups.parts[:, 0])),
             num_pages=sum(file.num_pages for file in files),
             num_pages_pruned=sum(file.num_pages_skipped for file in files),
             bytes_pages_pruned=bytes_pruned,
-            num_rows=int(units.total_rows.sum()),
+            num_rows=int(row_groups.total_rows.sum()),
             bytes_total=sum(file.size_bytes for file in files),
-            bytes_planned=int(units.num_bytes[units.rows > 0].sum()) - bytes_pruned,
+            bytes_planned=int(row_groups.num_bytes[row_groups.rows > 0].sum()) - bytes_pruned,
             skipped=survey.skipped,
             num_files_skipped=survey.num_files_skipped,
             num_units_skipped=survey.num_units_skipped,
@@ -122,7 +122,7 @@ def build(
 def assemble(
     *,
     files: Sequence[PlannedFile],
-    units: Units,
+    row_groups: RowGroups,
     schema: pa.Schema,
     columns: Sequence[str],
     condition: Condition | None,
@@ -132,20 +132,20 @@ def assemble(
     pruning: Pruning,
 ) -> Plan:
     """Drop row groups without rows and files without row groups, pack splits, and compute the fingerprint."""
-    kept = units.rows > 0
-    used, unit_file = np.unique(units.file[kept], return_inverse=True)
+    kept = row_groups.rows > 0
+    used, row_group_file = np.unique(row_groups.file[kept], return_inverse=True)
     planned = tuple(files[number] for number in used.tolist())
-    unit_file = unit_file.astype(np.int64).reshape(-1)
-    rows, num_bytes, index = units.rows[kept], units.num_bytes[kept], units.index[kept]
-    split_starts = pack_splits(unit_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows)
+    row_group_file = row_group_file.astype(np.int64).reshape(-1)
+    rows, num_bytes, index = row_groups.rows[kept], row_groups.num_bytes[kept], row_groups.index[kept]
+    split_starts = pack_splits(row_group_file, rows, num_bytes, split_bytes=split_bytes, split_rows=split_rows)
     return Plan(
         files=planned,
-        unit_file=unit_file,
+        unit_file=row_group_file,
         unit_index=index,
         unit_rows=rows,
-        unit_total_rows=units.total_rows[kept],
-        unit_first_row=units.first_row[kept],
-        unit_offset=units.offset[kept],
+        unit_total_rows=row_groups.total_rows[kept],
+        unit_first_row=row_groups.first_row[kept],
+        unit_offset=row_groups.offset[kept],
         unit_bytes=num_bytes,
         split_starts=split_starts,
         schema=schema,
@@ -156,11 +156,11 @@ def assemble(
         null_counts=dict(null_counts),
         fingerprint=fingerprint(
             [(file.file.name, file.version) for file in planned],
-            [unit_file, index, rows, split_starts],
+            [row_group_file, index, rows, split_starts],
             condition.text if condition else "",
         ),
         pruning=pruning,
-        parts=_renumbered(units.parts, kept),
+        parts=_renumbered(row_groups.parts, kept),
     )
 
 
@@ -179,9 +179,9 @@ def fingerprint(files: Sequence[tuple[str, str]], numbers: Sequence[npt.NDArray[
     return str(xxhash.xxh3_128_hexdigest(encoded))
 
 
-def _units(files: Sequence[SurveyedFile]) -> Units:
+def _row_groups(files: Sequence[SurveyedFile]) -> RowGroups:
     rows = unpack(b"".join(file.rows for file in files))
-    return Units(
+    return RowGroups(
         file=np.repeat(np.arange(len(files), dtype=np.int64), [len(file.rows) // 8 for file in files]),
         index=unpack(b"".join(file.index for file in files)),
         rows=unpack(b"".join(file.rows if file.passing is None else file.passing for file in files)),
@@ -275,9 +275,9 @@ def _no_data(survey: Survey, *, num_rows: int) -> NoData:
 
 
 def pack_splits(
-    unit_file: npt.NDArray[np.int64],
-    unit_rows: npt.NDArray[np.int64],
-    unit_bytes: npt.NDArray[np.int64],
+    row_group_file: npt.NDArray[np.int64],
+    row_group_rows: npt.NDArray[np.int64],
+    row_group_bytes: npt.NDArray[np.int64],
     *,
     split_bytes: int,
     split_rows: int | None = None,
@@ -288,14 +288,14 @@ def pack_splits(
     a split of its own. How far a split would reach from each row group is computed for all of them at once, so only
     the jumps from split to split are a loop.
     """
-    num_units = len(unit_file)
-    ends = np.searchsorted(unit_file, unit_file, side="right")
-    ends = np.minimum(ends, _reach(unit_bytes, split_bytes))
+    num_row_groups = len(row_group_file)
+    ends = np.searchsorted(row_group_file, row_group_file, side="right")
+    ends = np.minimum(ends, _reach(row_group_bytes, split_bytes))
     if split_rows is not None:
-        ends = np.minimum(ends, _reach(unit_rows, split_rows))
-    jumps = np.maximum(ends, np.arange(1, num_units + 1)).tolist()
+        ends = np.minimum(ends, _reach(row_group_rows, split_rows))
+    jumps = np.maximum(ends, np.arange(1, num_row_groups + 1)).tolist()
     starts = [0]
-    while starts[-1] < num_units:
+    while starts[-1] < num_row_groups:
         starts.append(jumps[starts[-1]])
     return np.array(starts, np.int64)
 

@@ -44,7 +44,7 @@ def rows(plan: Plan, *, max_splits: int | None = None) -> list[dict[str, Any]]:
         {
             "split": number,
             "file": plan.files[int(plan.unit_file[plan.split_starts[number]])].file.name,
-            "units": _units(plan.unit_index[plan.split_starts[number] : plan.split_starts[number + 1]]),
+            "units": _format_indices(plan.unit_index[plan.split_starts[number] : plan.split_starts[number + 1]]),
             "rows": num_rows[number],
             "bytes": num_bytes[number],
             "share": num_rows[number] / total,
@@ -63,8 +63,8 @@ def as_table(plan: Plan, *, max_splits: int = MAX_SPLITS) -> Table:
         table.add_row(*map(Text, cells), Text(size(row["bytes"])), Text(f"{row['share']:.1%}"))
     left = plan.num_splits - max_splits
     if left > 0:
-        unit = int(plan.split_starts[max_splits])
-        num_rows, num_bytes = int(plan.unit_rows[unit:].sum()), int(plan.unit_bytes[unit:].sum())
+        first = int(plan.split_starts[max_splits])
+        num_rows, num_bytes = int(plan.unit_rows[first:].sum()), int(plan.unit_bytes[first:].sum())
         table.add_section()
         share = f"{num_rows / plan.num_rows:.1%}"
         table.add_row("…", f"{left:,} more splits", "", f"{num_rows:,}", size(num_bytes), share)
@@ -111,7 +111,7 @@ def _caption(plan: Plan) -> Text:
     return Text("\n".join(lines))
 
 
-def _units(index: npt.NDArray[np.int64]) -> str:
+def _format_indices(index: npt.NDArray[np.int64]) -> str:
     first, last = int(index[0]), int(index[-1])
     if first == last:
         return str(first)

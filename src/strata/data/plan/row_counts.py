@@ -74,7 +74,7 @@ class _Task:
     """The number of the file."""
     left: Resolved
     """What remains of the filter once the partition values of the file are filled in."""
-    units: list[Unit]
+    row_groups: list[Unit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +152,12 @@ def _ask_statistics(
             tally.skipped.append((files[number].name, str(answer)))
             tally.num_units_skipped += len(tally.passing[number])
             continue
-        units = files[number].facts(schemas[files[number].schema]).units
-        judged = list(zip(units, answer, strict=True))
-        tally.passing[number] = [unit.num_rows if presence is Presence.ALL else 0 for unit, presence in judged]
-        some = [unit for unit, presence in judged if presence is Presence.SOME]
+        row_groups = files[number].facts(schemas[files[number].schema]).units
+        judged = list(zip(row_groups, answer, strict=True))
+        tally.passing[number] = [
+            row_group.num_rows if presence is Presence.ALL else 0 for row_group, presence in judged
+        ]
+        some = [row_group for row_group, presence in judged if presence is Presence.SOME]
         tasks += [_Task(number, left, some[at : at + _COUNT_AT_ONCE]) for at in range(0, len(some), _COUNT_AT_ONCE)]
     return tasks
 
@@ -169,23 +171,23 @@ def _count_rows(
     tally: _Tally,
 ) -> None:
     def count(task: _Task) -> list[_Counted | DataError]:
-        return _count_units(probe, files[task.number], schemas[files[task.number].schema], dataset, task)
+        return _count_row_groups(probe, files[task.number], schemas[files[task.number].schema], dataset, task)
 
     for task, counts in zip(tasks, attempts(probe, count, tasks, "counting rows"), strict=True):
         name, passing = files[task.number].name, tally.passing[task.number]
         if isinstance(counts, Exception):
-            tally.counted[task.number] += len(task.units)
+            tally.counted[task.number] += len(task.row_groups)
             tally.skipped.append((name, str(counts)))
-            tally.num_units_skipped += len(task.units)
+            tally.num_units_skipped += len(task.row_groups)
             continue
         places = {index: place for place, index in enumerate(unpack(files[task.number].index).tolist())}
-        for unit, found in zip(task.units, counts, strict=True):
+        for row_group, found in zip(task.row_groups, counts, strict=True):
             if isinstance(found, Exception):
                 tally.counted[task.number] += 1
                 tally.skipped.append((name, str(found)))
                 tally.num_units_skipped += 1
                 continue
-            place = places[unit.index]
+            place = places[row_group.index]
             passing[place] = found.num_passing
             tally.counted[task.number] += found.is_decoded
             if found.parts:
@@ -253,7 +255,7 @@ def _read_schema(probe: Probe, schema: pa.Schema, dataset: pa.Schema) -> pa.Sche
     return retyped(schema, dataset, is_keyed=is_keyed(probe.format), partitions=partitions)
 
 
-def _count_units(
+def _count_row_groups(
     probe: Probe, file: SurveyedFile, schema: pa.Schema, dataset: pa.Schema, task: _Task
 ) -> list[_Counted | DataError]:
     data_file = file.data_file()
@@ -269,10 +271,10 @@ def _count_units(
             and task.left.node is not None
             and _can_be_asked(probe, schema, dataset, task.left)
         ):
-            judged = reader.judge(task.units, task.left.node, _compared(dataset, task.left.columns))
-        for unit in task.units:
+            judged = reader.judge(task.row_groups, task.left.node, _compared(dataset, task.left.columns))
+        for row_group in task.row_groups:
             try:
-                counts.append(_count_unit(probe, reader, projection, unit, judged.get(unit.index)))
+                counts.append(_count_row_group(probe, reader, projection, row_group, judged.get(row_group.index)))
             except UNREADABLE as error:
                 if probe.on_error == "raise":
                     raise
@@ -282,8 +284,8 @@ def _count_units(
     return counts
 
 
-def _count_unit(
-    probe: Probe, reader: Reader, projection: PlainProjection, unit: Unit, judged: Judged | None
+def _count_row_group(
+    probe: Probe, reader: Reader, projection: PlainProjection, row_group: Unit, judged: Judged | None
 ) -> _Counted:
     assert probe.condition is not None
     names = probe.condition.columns
@@ -291,19 +293,19 @@ def _count_unit(
 
     def num_passing(table: pa.Table) -> int:
         assert probe.condition is not None
-        place = f"{projection.name}, {probe.format.unit_name} {unit.index}"
-        return filters.count(probe.condition, projection.apply(table, unit, names), place)
+        place = f"{projection.name}, {probe.format.unit_name} {row_group.index}"
+        return filters.count(probe.condition, projection.apply(table, row_group, names), place)
 
     if judged is None or not isinstance(reader, PagedReader):
-        return _Counted(num_passing(reader.read(unit, columns)), is_decoded=True)
+        return _Counted(num_passing(reader.read(row_group, columns)), is_decoded=True)
     found = sum(num_rows for _, num_rows in judged.passing)
     if judged.open:
-        found += num_passing(reader.read_rows(unit, columns, judged.open))
+        found += num_passing(reader.read_rows(row_group, columns, judged.open))
     if not found:
         return _Counted(0, bool(judged.open))
     read = projection.file_columns(projection.file_schema.names if probe.read_columns is None else probe.read_columns)
     parts = join_rows([*judged.passing, *judged.open], MAX_PARTS)
-    saving = reader.saving(unit, read, parts)
+    saving = reader.saving(row_group, read, parts)
     if saving.bytes_skipped < MIN_SAVED * max(1, saving.num_bytes):
         return _Counted(found, bool(judged.open))
     return _Counted(found, bool(judged.open), parts, saving)

@@ -343,7 +343,7 @@ class PlainProjection:
         present = set(self.file_schema.names)
         return [column for column in columns if column in present and column not in self.constants]
 
-    def apply(self, table: pa.Table, unit: Unit, columns: Sequence[str]) -> pa.Table:
+    def apply(self, table: pa.Table, row_group: Unit, columns: Sequence[str]) -> pa.Table:
         """Return the columns as the dataset has them; the table itself if nothing changes.
 
         Raises:
@@ -356,7 +356,7 @@ class PlainProjection:
             return table.select([])
         present = set(self.file_columns(columns))
         arrays = [
-            self._cast(table.column(column), kind, column, unit) if column in present
+            self._cast(table.column(column), kind, column, row_group) if column in present
             # A column that is constant or missing from the file needs only the number of rows.
             else self._constant(column, kind, table.num_rows)
             for column, kind in zip(columns, kinds, strict=True)
@@ -367,14 +367,14 @@ class PlainProjection:
         value = self.constants.get(column)
         return pa.nulls(num_rows, kind) if value is None else pa.repeat(pa.scalar(value, kind), num_rows)
 
-    def _cast(self, values: pa.ChunkedArray, kind: pa.DataType, column: str, unit: Unit) -> pa.ChunkedArray:
+    def _cast(self, values: pa.ChunkedArray, kind: pa.DataType, column: str, row_group: Unit) -> pa.ChunkedArray:
         if values.type == kind:
             return values
         try:
             return pa.chunked_array([recast(chunk, kind) for chunk in values.chunks], kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise SchemaMismatch(
-                f"{self.name}: column {column!r} ({values.type}), rows from {unit.first_row}: a value does not fit "
-                f"into the dataset's type {kind}: {error}; choose its type (schema=pa.schema([({column!r}, …)])), "
+                f"{self.name}: column {column!r} ({values.type}), rows from {row_group.first_row}: a value does not "
+                f"fit into the dataset's type {kind}: {error}; choose its type (schema=pa.schema([({column!r}, …)])), "
                 "or leave it out (columns=…)"
             ) from error

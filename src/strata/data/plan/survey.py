@@ -73,9 +73,11 @@ class SurveyedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def facts(self, schema: pa.Schema) -> FileFacts:
         columns = (self.index, self.rows, self.first_row, self.offset, self.num_bytes)
-        units = tuple(Unit(*row) for row in zip(*(unpack(column).tolist() for column in columns), strict=True))
+        row_groups = tuple(Unit(*row) for row in zip(*(unpack(column).tolist() for column in columns), strict=True))
         counts = dict(zip(schema.names, unpack(self.null_counts).tolist(), strict=True))
-        return FileFacts(schema, units, self.version, {name: count for name, count in counts.items() if count >= 0})
+        return FileFacts(
+            schema, row_groups, self.version, {name: count for name, count in counts.items() if count >= 0}
+        )
 
 
 class Survey(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ BUSY_SHARE = 0.7
 """Share of the workers' time, busy, at which they are saturated; the rest is overhead."""
 MAIN_SHARE = 0.5
 """Share of the workers' busy time that makes an activity the main cost."""
-UNITS_PER_WORKER = 2
+ROW_GROUPS_PER_WORKER = 2
 """Row groups per worker below which one worker decodes the last of an epoch while the others are idle."""
 PAUSE_S = 60.0
 """Minimum time between two warnings."""
@@ -56,19 +56,19 @@ class Cause(enum.Enum):
 class PlanFacts:
     """What a diagnosis needs to know about the loader."""
 
-    num_units: int
+    num_row_groups: int
     """Row groups of the whole plan."""
     num_splits: int
     is_local: bool
     world_size: int = 1
-    unit_name: str = "row group"
+    row_group_name: str = "row group"
     worker_type: Literal["thread", "process"] = "thread"
     num_cpus: int | None = None
     """CPUs that this process may use; None if unknown."""
 
     @property
-    def units_per_rank(self) -> int:
-        return -(-self.num_units // self.world_size)
+    def row_groups_per_rank(self) -> int:
+        return -(-self.num_row_groups // self.world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ def diagnose(interval: LoaderMetrics, facts: PlanFacts, *, num_workers: int) -> 
             return _slow_consumer(waiting, idle + blocked)
         return None
     found = f"the training loop waits for data {waiting:.0%} of its time"
-    if idle >= WASTED_SHARE and facts.units_per_rank < UNITS_PER_WORKER * num_workers:
-        return _too_few_units(found, idle, facts, num_workers)
+    if idle >= WASTED_SHARE and facts.row_groups_per_rank < ROW_GROUPS_PER_WORKER * num_workers:
+        return _too_few_row_groups(found, idle, facts, num_workers)
     if blocked >= WASTED_SHARE:
         return _memory_bound(found, blocked, facts)
     if total.utilisation >= BUSY_SHARE:
@@ -118,17 +118,17 @@ def _slow_consumer(waiting: float, resting: float) -> Diagnosis:
     )
 
 
-def _too_few_units(found: str, idle: float, facts: PlanFacts, num_workers: int) -> Diagnosis:
-    unit, num = facts.unit_name, facts.units_per_rank
+def _too_few_row_groups(found: str, idle: float, facts: PlanFacts, num_workers: int) -> Diagnosis:
+    name, num = facts.row_group_name, facts.row_groups_per_rank
     per_rank = f", {num:,} on each of {facts.world_size} ranks," if facts.world_size > 1 else ""
-    enough = UNITS_PER_WORKER * num_workers * facts.world_size
+    enough = ROW_GROUPS_PER_WORKER * num_workers * facts.world_size
     fewer = f", or set num_workers={num}, because more are idle" if num < num_workers else ""
     return Diagnosis(
         cause=Cause.TOO_FEW_UNITS,
         found=f"{found}, and the workers are idle {idle:.0%} of theirs: there are only "
-        f"{_count(facts.num_units, unit)} ({_count(facts.num_splits, 'split')}){per_rank} for "
+        f"{_count(facts.num_row_groups, name)} ({_count(facts.num_splits, 'split')}){per_rank} for "
         f"{_count(num_workers, 'worker')}",
-        cure=f"write the data with at least {enough:,} smaller {unit}s{fewer}",
+        cure=f"write the data with at least {enough:,} smaller {name}s{fewer}",
     )
 
 
@@ -137,7 +137,7 @@ def _memory_bound(found: str, blocked: float, facts: PlanFacts) -> Diagnosis:
         cause=Cause.MEMORY_BOUND,
         found=f"{found}, and the workers are blocked {blocked:.0%} of theirs, because decoded data fill the memory "
         "limit",
-        cure=f"raise prefetch_bytes, lower shuffle_buffer_size, or write smaller {facts.unit_name}s",
+        cure=f"raise prefetch_bytes, lower shuffle_buffer_size, or write smaller {facts.row_group_name}s",
     )
 
 

@@ -91,7 +91,9 @@ class ProcessDecoder:
         finally:
             self._is_busy = False
         counts = done.counts
-        self._recorder.read_unit(rows=counts.rows, bytes_read=counts.bytes_read, bytes_decoded=counts.bytes_decoded)
+        self._recorder.decoded_row_group(
+            rows=counts.rows, bytes_read=counts.bytes_read, bytes_decoded=counts.bytes_decoded
+        )
         for _ in range(counts.files):
             self._recorder.opened_file()
         return table

@@ -96,7 +96,7 @@ class ThreadDecoder:
             self._fetcher.release(number)
 
     def _decode(self, number: int) -> pa.Table:
-        plan, unit = self._recipe.plan, self._recipe.plan.unit(number)
+        plan, row_group = self._recipe.plan, self._recipe.plan.unit(number)
         file_number = int(plan.unit_file[number])
         planned = plan.files[file_number]
         wanted = self._recipe.columns
@@ -106,9 +106,11 @@ class ThreadDecoder:
         columns = planned.projection.file_columns(wanted)
         try:
             if parts and isinstance(reader, PagedReader):
-                table = _project_parts(planned.projection, reader.read_rows(unit, columns, parts), unit, wanted, parts)
+                table = _project_parts(
+                    planned.projection, reader.read_rows(row_group, columns, parts), row_group, wanted, parts
+                )
             else:
-                table = planned.projection.apply(reader.read(unit, columns), unit, wanted)
+                table = planned.projection.apply(reader.read(row_group, columns), row_group, wanted)
         finally:
             bytes_read = reader.bytes_read - before
         if plan.condition is not None:
@@ -122,18 +124,18 @@ class ThreadDecoder:
         if self._recipe.transform is not None:
             with self._recorder.during(State.TRANSFORM):
                 table = transformed(self._recipe.transform, table, plan.describe(number))
-        self._recorder.read_unit(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
+        self._recorder.decoded_row_group(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
         return table
 
     def decode_head(self, number: int, num_rows: int) -> pa.Table:
-        plan, unit = self._recipe.plan, self._recipe.plan.unit(number)
+        plan, row_group = self._recipe.plan, self._recipe.plan.unit(number)
         planned = plan.files[int(plan.unit_file[number])]
         format = self._recipe.formats[planned.format]
         assert isinstance(format, Headed)
         wanted = self._recipe.columns
         reader = self._reader(int(plan.unit_file[number]))
-        table = format.read_head(reader, unit, planned.projection.file_columns(wanted), num_rows)
-        return planned.projection.apply(table, replace(unit, num_rows=num_rows), wanted)
+        table = format.read_head(reader, row_group, planned.projection.file_columns(wanted), num_rows)
+        return planned.projection.apply(table, replace(row_group, num_rows=num_rows), wanted)
 
     def close(self) -> None:
         while self._readers:
@@ -175,14 +177,14 @@ def has_head(recipe: Recipe, number: int) -> bool:
 
 
 def _project_parts(
-    projection: Projection, table: pa.Table, unit: Unit, wanted: Sequence[str], parts: Sequence[Rows]
+    projection: Projection, table: pa.Table, row_group: Unit, wanted: Sequence[str], parts: Sequence[Rows]
 ) -> pa.Table:
     """Project each part as if it were a row group: a projection identifies rows by their place in the file."""
     ends = itertools.accumulate(num_rows for _, num_rows in parts)
     made = [
         projection.apply(
             table.slice(end - num_rows, num_rows),
-            replace(unit, num_rows=num_rows, first_row=unit.first_row + first),
+            replace(row_group, num_rows=num_rows, first_row=row_group.first_row + first),
             wanted,
         )
         for (first, num_rows), end in zip(parts, ends, strict=True)

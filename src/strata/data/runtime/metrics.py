@@ -230,7 +230,7 @@ class WorkerRecorder:
             self._seconds[self._state] -= seconds
             self._seconds[state] += seconds
 
-    def read_unit(self, *, rows: int, bytes_read: int, bytes_decoded: int) -> None:
+    def decoded_row_group(self, *, rows: int, bytes_read: int, bytes_decoded: int) -> None:
         with self._lock:
             counts = self._counts
             counts["units"] += 1
@@ -330,7 +330,7 @@ class LoaderRecorder:
         with self._lock:
             self._counts["dropped_rows"] += num_rows
 
-    def skipped_unit(self) -> None:
+    def skipped_row_group(self) -> None:
         """Record a skipped row group. Its rows are counted with the batches that lack them."""
         with self._lock:
             self._counts["skipped_units"] += 1

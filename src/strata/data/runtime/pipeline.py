@@ -190,7 +190,7 @@ class Work:
     """Cuts a chunk into batches of these sizes, in the output format."""
     strategy: Strategy
     recorder: LoaderRecorder
-    budget_bytes: int
+    prefetch_bytes: int
     """Maximum bytes in memory, in addition to one window."""
     row_bytes: int = 1
     """Estimated bytes of a delivered row, used until rows have been decoded."""
@@ -498,8 +498,8 @@ class Pipeline:
         return int(self._work.block_bytes / max(1.0, self._row_bytes()))
 
     def _fits(self, num_bytes: int) -> bool:
-        window_bytes = self._work.schedule.window_rows * self._row_bytes()
-        return self._held_bytes + num_bytes <= self._work.budget_bytes + window_bytes
+        shuffle_buffer_bytes = self._work.schedule.shuffle_buffer_rows * self._row_bytes()
+        return self._held_bytes + num_bytes <= self._work.prefetch_bytes + shuffle_buffer_bytes
 
     def _decode(self, row_group: _RowGroup, decoder: Decoder, recorder: WorkerRecorder) -> None:
         recorder.enter(State.DECODE)

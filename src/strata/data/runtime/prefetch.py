@@ -73,7 +73,7 @@ class Fetcher:
         self._recipe = recipe
         self._prefetch_bytes = prefetch_bytes
         self._lock = threading.RLock()  # re-entrant: garbage collection may end a pass in a thread that holds it
-        self._units: dict[int, Future[_Parts]] = {}
+        self._row_groups: dict[int, Future[_Parts]] = {}
         self._by_path: dict[str, list[_Parts]] = {}
         self._files: dict[str, pa.NativeFile] = {}
         self._bytes_ahead = 0
@@ -87,7 +87,7 @@ class Fetcher:
         """Request the bytes of a row group if they fit, without waiting."""
         size = int(self._recipe.plan.unit_bytes[number])
         with self._lock:
-            if number in self._units or self._bytes_ahead + size > self._prefetch_bytes:
+            if number in self._row_groups or self._bytes_ahead + size > self._prefetch_bytes:
                 return
             self._begin(number, size)
 
@@ -99,21 +99,21 @@ class Fetcher:
             CancelledError: The pass is over.
         """
         with self._lock:
-            if number not in self._units:
+            if number not in self._row_groups:
                 self._begin(number, int(self._recipe.plan.unit_bytes[number]))
-            asked = self._units[number]
+            asked = self._row_groups[number]
         for future in asked.result().futures:
             future.result()
 
     def release(self, number: int) -> None:
         with self._lock:
-            asked = self._units.pop(number, None)
+            asked = self._row_groups.pop(number, None)
             if asked is None:
                 return
             self._bytes_ahead -= int(self._recipe.plan.unit_bytes[number])
             if asked.done() and asked.exception() is None:
-                unit = asked.result()
-                self._by_path[unit.file.path].remove(unit)
+                parts = asked.result()
+                self._by_path[parts.file.path].remove(parts)
 
     def cancel(self) -> None:
         """End the pass: start no more reads and wake every waiting thread."""
@@ -125,7 +125,7 @@ class Fetcher:
         has_ended = all(threads.join(JOIN_S) for threads in (self._planners, self._readers))
         with self._lock:
             files, self._files = self._files, {}
-            self._units.clear()
+            self._row_groups.clear()
             self._by_path.clear()
         if has_ended:  # otherwise a thread may still read from them, and the last reference closes the file
             for file in files.values():
@@ -134,16 +134,16 @@ class Fetcher:
     def read(self, path: str, offset: int, num_bytes: int) -> pa.Buffer | None:
         """Return fetched bytes of a file, or None if they were not fetched."""
         with self._lock:
-            units = list(self._by_path.get(path, ()))
-        for unit in units:
-            found = unit.read(offset, num_bytes)
+            candidates = list(self._by_path.get(path, ()))
+        for parts in candidates:
+            found = parts.read(offset, num_bytes)
             if found is not None:
                 return found
         return None
 
     def _begin(self, number: int, size: int) -> None:
         self._bytes_ahead += size
-        self._units[number] = self._planners.submit(partial(self._ask, number))
+        self._row_groups[number] = self._planners.submit(partial(self._ask, number))
 
     def _ask(self, number: int) -> _Parts:
         plan = self._recipe.plan
@@ -151,17 +151,17 @@ class Fetcher:
         file = plan.files[file_number].file
         cut = split_ranges(coalesce(self._ranges(number, file_number)))
         opened = self.opened(file)
-        unit = _Parts(file, cut, [self._readers.submit(partial(_read, opened, file, each)) for each in cut])
+        parts = _Parts(file, cut, [self._readers.submit(partial(_read, opened, file, each)) for each in cut])
         with self._lock:
-            self._by_path.setdefault(file.path, []).append(unit)
-        return unit
+            self._by_path.setdefault(file.path, []).append(parts)
+        return parts
 
     def _ranges(self, number: int, file_number: int) -> Sequence[Range]:
         """Return the byte ranges of a row group; none if they are unknown, so that it is read while decoding."""
-        planned, unit = self._recipe.plan.files[file_number], self._recipe.plan.unit(number)
+        planned, row_group = self._recipe.plan.files[file_number], self._recipe.plan.unit(number)
         format = self._recipe.formats[planned.format]
         if not format.is_typed:  # a row group of text is a byte range
-            return [Range(unit.offset, unit.num_bytes)]
+            return [Range(row_group.offset, row_group.num_bytes)]
         if not isinstance(format, Ranged):
             return []
         with self._lock:
@@ -176,7 +176,7 @@ class Fetcher:
                 known.set_result(self._ranges_of_file(format, file_number))
             except Exception as error:  # noqa: BLE001 - raised in every thread that needs it
                 known.set_exception(error)
-        return known.result()(unit)
+        return known.result()(row_group)
 
     def _ranges_of_file(self, format: Ranged, file_number: int) -> UnitRanges:
         plan, source = self._recipe.plan, self.source
