@@ -658,7 +658,7 @@ def test_files_without_rows_return_an_empty_loader_on_request_but_a_missing_path
         open_loader(tmp_path)
     loader, _ = open_loader(tmp_path, on_empty="empty", strings="codes")
     assert list(loader) == []
-    with pytest.raises(NoData, match="there is nothing at"):
+    with pytest.raises(NoData, match="does not exist; check the path"):
         open_loader(tmp_path / "elsewhere", on_empty="empty")
     with pytest.raises(InvalidArgument, match=r"on_empty='nothing' is unknown; use one of raise, empty"):
         open_loader(tmp_path, on_empty="nothing")
@@ -720,8 +720,8 @@ def test_an_error_about_json_of_mixed_types_does_not_suggest_a_schema(
 @pytest.mark.parametrize(
     ("line", "cure"),
     [
-        (b"3,\xff\xfe\n", r"not in UTF-8: save the file as UTF-8, or read the column as bytes with schema="),
-        (b"3\n", r"Expected 2 columns, got 1.*every record needs as many fields as the first one"),
+        (b"3,\xff\xfe\n", r"not UTF-8: save the file as UTF-8, or read the column as bytes with schema="),
+        (b"3\n", r"Expected 2 columns, got 1.*every record must have as many fields as the first one"),
     ],
 )
 def test_an_error_about_a_csv_file_names_a_cure_that_helps(
@@ -750,7 +750,7 @@ def test_a_csv_file_rewritten_during_an_epoch_has_changed(tmp_path: Path, rewrit
         (tmp_path / "new").rename(path)
     else:
         path.write_text(changed)
-    with pytest.raises(DataFileChanged, match=r"a\.csv .*rewritten since; make the dataset anew"):
+    with pytest.raises(DataFileChanged, match=r"a\.csv .*was rewritten since it was planned; create the dataset again"):
         list(batches)
 
 

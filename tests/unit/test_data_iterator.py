@@ -69,7 +69,7 @@ class Made:
             num_splits=8,
             is_local=True,
             world_size=1,
-            unit_name="row group",
+            row_group_name="row group",
             worker_type="thread",
             num_cpus=2,
         )
