@@ -49,7 +49,7 @@ MAX_LANES_PER_RANK = 8
 """More lanes mix a batch from more places, and hold more decoded row groups at once."""
 BLOCK_BYTES = 16 << 20
 PART_ROWS = 1 << 17
-"""Rows of a block whose window is too large for one block: a column of 8 bytes per row then takes 1 MiB."""
+"""Rows of a block whose window is too large for one block. A column of 8 bytes per row, 1 MiB, then fits the cache."""
 PIECE_ROWS = 1 << 10
 """Minimum average rows of a row group in such a block; with fewer, the fixed cost per piece would dominate."""
 MAX_BLOCK_ROWS = 1 << 20

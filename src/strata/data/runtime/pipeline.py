@@ -417,7 +417,7 @@ class Pipeline:
     def _enqueue(self, fresh: list[_RowGroup]) -> None:
         """Distribute row groups to the queues of the workers, and prefetch their bytes."""
         plan = self._work.plan
-        tasks = [Task(u.number, int(plan.unit_bytes[u.number]), int(plan.unit_rows[u.number])) for u in fresh]
+        tasks = [Task(g.number, int(plan.unit_bytes[g.number]), int(plan.unit_rows[g.number])) for g in fresh]
         for queue, numbers in zip(self._queues, self._work.strategy(tasks, len(self._queues)), strict=True):
             queue.extend(self._row_groups[number] for number in numbers)
         self._num_queued += len(fresh)
