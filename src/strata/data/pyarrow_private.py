@@ -17,11 +17,14 @@ columns by leaf number, accepts a memory pool, and does not build a dict of all 
 *S3.* pyarrow does not pickle the retry strategy of an `S3FileSystem`. `s3_with_retries` rebuilds one from its pickle
 arguments.
 
-**What the public API offers instead** (pyarrow 26, one core, see "Private pyarrow API" in docs/design/data.md):
-`Expression.to_substrait` needs the schema beforehand, inserts implicit casts, and rejects `is_in` and every function
-without a Substrait mapping. `ParquetFileFragment.subset` prunes row groups but never reports that *all* rows of a row
-group pass, which saves decoding them for the row count; it does not know pages; and it makes an exception of neither
-NaN nor literals of another type. `pq.ParquetFile` gives the same rows as `ParquetReader`.
+**What the public API offers instead** (CPU time with pyarrow 26; "Private pyarrow API" in docs/design/data.md).
+`Expression.to_substrait` takes 24 µs per filter where decoding takes 97 µs, but it needs the schema beforehand, inserts
+casts, and rejects an `int64` column compared with 0.5, and functions such as `match_like`. `ParquetFileFragment.subset`
+prunes the row groups of a file in 5.4 ms where `pruning.py` takes 3.8 ms, and it loses rows: with the values 1.0 and
+NaN, it excludes the row group for `y != 1.0` and `is_nan(y)`, which NaN passes. It never reports that *all* rows of a
+row group pass, which saves decoding them for the row count, and it ignores pages. `pq.ParquetFile` returns the same
+rows as `ParquetReader`; it takes 113 µs to open with known metadata where `ParquetReader` takes 39 µs, cannot use a
+memory pool, and selects columns only by name.
 
 **The gate.** Private API is used with the major versions in `VERIFIED_MAJORS`, with which the test suite has run. With
 any other version it is used only after a self-check in this process: a filter must survive decoding and encoding, and a
