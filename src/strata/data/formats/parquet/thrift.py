@@ -237,7 +237,7 @@ def _size(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 # --- writing ---
 
-Field = tuple[int, int, bytes]
+EncodedField = tuple[int, int, bytes]
 """Number, type, and value as bytes."""
 
 
@@ -264,7 +264,7 @@ def listed(kind: int, items: Sequence[bytes]) -> bytes:
     return head + b"".join(items)
 
 
-def struct(fields: Iterable[Field]) -> bytes:
+def struct(fields: Iterable[EncodedField]) -> bytes:
     """Encode a struct from fields in ascending order."""
     made = []
     before = 0
