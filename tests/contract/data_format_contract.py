@@ -210,7 +210,7 @@ class FormatContract:
 
     # -- what a file says of itself ----------------------------------------------------------------------------------
 
-    def test_units_follow_one_another_and_hold_all_rows(self, tmp_path: Path) -> None:
+    def test_row_groups_are_consecutive_and_contain_all_rows(self, tmp_path: Path) -> None:
         facts = self.inspect(self.plant(tmp_path))
         rows = [unit.num_rows for unit in facts.units]
         assert sum(rows) == NUM_ROWS
@@ -220,21 +220,21 @@ class FormatContract:
         assert [unit.index for unit in facts.units] == list(range(len(rows)))
         assert [unit.first_row for unit in facts.units] == [0, *itertools.accumulate(rows)][:-1]
 
-    def test_units_lie_in_the_file_one_behind_the_other(self, tmp_path: Path) -> None:
+    def test_row_groups_have_ascending_offsets(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         units = self.inspect(file).units
         assert [unit.offset for unit in units] == sorted({unit.offset for unit in units})
         assert all(unit.num_bytes > 0 for unit in units)
         assert sum(unit.num_bytes for unit in units) <= file.size_bytes
 
-    def test_the_schema_is_what_was_written_without_metadata_of_the_writer(self, tmp_path: Path) -> None:
+    def test_the_schema_is_the_written_one_without_the_writers_metadata(self, tmp_path: Path) -> None:
         table = sample(columns=self.columns).replace_schema_metadata({"pandas": "{}"})
         schema = self.inspect(self.plant(tmp_path, table)).schema
         assert schema.names == list(self.columns)
         assert schema.types == self.as_stored(table).schema.types
         assert schema.metadata is None
 
-    def test_fewer_columns_are_fewer_bytes_and_the_same_rows(self, tmp_path: Path) -> None:
+    def test_fewer_columns_take_fewer_bytes_for_the_same_rows(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         whole, part = self.inspect(file), self.inspect(file, ["word"])
         assert part.schema == whole.schema
@@ -246,11 +246,11 @@ class FormatContract:
         else:
             assert part.units == whole.units
 
-    def test_columns_that_the_file_does_not_have_are_passed_over(self, tmp_path: Path) -> None:
+    def test_columns_that_the_file_lacks_are_ignored(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         assert self.inspect(file, ["word", "stranger", "point.x"]).units == self.inspect(file, ["word"]).units
 
-    def test_null_counts_are_right_or_not_told(self, tmp_path: Path) -> None:
+    def test_null_counts_are_right_or_missing(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         stored = self.read_all(file, self.columns)
         for columns in (None, ["word"], ["id", "price", "stranger"]):
@@ -258,21 +258,21 @@ class FormatContract:
             assert set(counts) <= set(self.columns if columns is None else columns)
             assert all(counts[name] == stored[name].null_count for name in counts)
 
-    def test_a_file_without_rows_has_no_units_but_a_schema(self, tmp_path: Path) -> None:
+    def test_a_file_without_rows_has_a_schema_but_no_row_groups(self, tmp_path: Path) -> None:
         facts = self.inspect(self.plant(tmp_path, sample(0, PLAIN)))
         assert sum(unit.num_rows for unit in facts.units) == 0
         assert not facts.units
         if self.format.is_typed:
             assert facts.schema.names == list(PLAIN)
 
-    def test_a_copied_or_touched_file_is_the_same_version(self, tmp_path: Path) -> None:
+    def test_a_copied_or_touched_file_keeps_its_version(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         copy = tmp_path / "copy.bin"
         shutil.copyfile(file.path, copy)
         os.utime(copy, ns=(1, 1))
         assert self.inspect(data_file(copy)) == self.inspect(file)
 
-    def test_other_contents_are_another_version(self, tmp_path: Path) -> None:
+    def test_different_contents_have_different_versions(self, tmp_path: Path) -> None:
         versions = set()
         for seed in (0, 1, 1_000):
             versions.add(self.inspect(self.plant(tmp_path, sample(columns=self.columns, seed=seed))).version)
@@ -282,7 +282,7 @@ class FormatContract:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def test_every_unit_holds_its_rows_of_what_was_written(self, tmp_path: Path) -> None:
+    def test_every_row_group_contains_its_written_rows(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         expected = self.as_stored(sample(columns=self.columns))
         facts = self.inspect(file)
@@ -293,7 +293,7 @@ class FormatContract:
                 assert same(found, expected.slice(unit.first_row, unit.num_rows)), unit
 
     @pytest.mark.parametrize("columns", [["word"], ["word", "id"], ["flag", "word", "small"]], ids="-".join)
-    def test_columns_come_in_the_order_that_was_asked_for(self, tmp_path: Path, columns: list[str]) -> None:
+    def test_columns_come_in_the_requested_order(self, tmp_path: Path, columns: list[str]) -> None:
         expected = self.as_stored(sample(columns=self.columns)).select(columns)
         assert same(self.read_all(self.plant(tmp_path), columns), expected)
 
@@ -303,12 +303,12 @@ class FormatContract:
         for name in self.columns:
             assert same(self.read_all(file, [name]), expected.select([name])), name
 
-    def test_all_columns_backwards(self, tmp_path: Path) -> None:
+    def test_all_columns_can_be_read_in_reverse_order(self, tmp_path: Path) -> None:
         backwards = self.columns[::-1]
         expected = self.as_stored(sample(columns=self.columns)).select(list(backwards))
         assert same(self.read_all(self.plant(tmp_path), backwards), expected)
 
-    def test_without_columns_there_are_still_rows(self, tmp_path: Path) -> None:
+    def test_a_read_without_columns_returns_rows(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         facts = self.inspect(file)
         with self.opened(file, facts) as reader:
@@ -316,7 +316,7 @@ class FormatContract:
                 table = reader.read(unit, [])
                 assert (table.num_rows, table.num_columns) == (unit.num_rows, 0)
 
-    def test_a_unit_is_read_twice_with_the_same_result(self, tmp_path: Path) -> None:
+    def test_a_row_group_can_be_read_twice_with_the_same_result(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         facts = self.inspect(file)
         with self.opened(file, facts) as reader:
@@ -324,7 +324,7 @@ class FormatContract:
             reader.read(facts.units[0], ["id"])
             assert same(reader.read(facts.units[-1], self.columns), first)
 
-    def test_what_was_read_outlives_the_reader_and_the_file(self, tmp_path: Path) -> None:
+    def test_a_table_outlives_its_reader_and_its_file(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         facts = self.inspect(file)
         with self.opened(file, facts) as reader:
@@ -332,7 +332,7 @@ class FormatContract:
         Path(file.path).unlink()
         assert same(table, self.as_stored(sample(columns=self.columns)).slice(0, facts.units[0].num_rows))
 
-    def test_bytes_that_were_read_are_counted(self, tmp_path: Path) -> None:
+    def test_the_bytes_of_reads_are_counted(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path, sample(2_000, self.columns), 600)
         counts = []
         for columns in (["id"], self.columns):
@@ -355,14 +355,14 @@ class FormatContract:
             assert reader.read(facts.units[0], ["id"]).num_rows == facts.units[0].num_rows
             reader.close()
 
-    def test_two_threads_with_a_reader_each_do_not_disturb_one_another(self, tmp_path: Path) -> None:
+    def test_two_threads_with_their_own_readers_do_not_interfere(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path, sample(1_000, self.columns), 100)
         expected = self.as_stored(sample(1_000, self.columns))
         with ThreadPoolExecutor(2) as pool:
             tables = list(pool.map(lambda _: self.read_all(file, self.columns), range(4)))
         assert all(same(table, expected) for table in tables)
 
-    def test_a_file_far_away_reads_like_one_that_is_near(self, tmp_path: Path) -> None:
+    def test_a_remote_file_reads_like_a_local_one(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         source = remote(Faulty())
         assert self.inspect(file, source=source) == self.inspect(file)
@@ -370,7 +370,7 @@ class FormatContract:
         assert same(self.read_all(file, ["word", "id"], source), self.read_all(file, ["word", "id"]))
 
     @pytest.mark.parametrize("columns", [PLAIN, ("id", "word")], ids=["all", "two"])
-    def test_a_unit_far_away_is_one_request_and_a_file_some_more_for_each_who_opens_it(
+    def test_a_remote_row_group_takes_one_request_and_opening_a_file_a_few(
         self, tmp_path: Path, columns: tuple[str, ...]
     ) -> None:
         num_rows, num_workers = 6_000, 2
@@ -406,7 +406,7 @@ class FormatContract:
 
     @settings(max_examples=12, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
     @given(rows=st.lists(st.integers(0, 40), min_size=1, max_size=4), data=st.data())
-    def test_units_of_unequal_files_hold_every_row_once(
+    def test_row_groups_of_different_files_contain_every_row_once(
         self, tmp_path_factory: pytest.TempPathFactory, rows: list[int], data: st.DataObject
     ) -> None:
         columns = data.draw(st.lists(st.sampled_from(self.columns), min_size=1, max_size=4, unique=True))
@@ -425,7 +425,7 @@ class FormatContract:
 
     @settings(max_examples=30, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
     @given(data=st.data())
-    def test_statistics_never_lie_about_the_rows_that_pass(
+    def test_statistics_never_contradict_the_rows(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:
         table = data.draw(tables([name for name in self.columns if name in VALUES]))
@@ -449,7 +449,7 @@ class FormatContract:
 
     # -- what goes wrong ---------------------------------------------------------------------------------------------
 
-    def test_a_damaged_unit_is_named_with_its_first_row_and_the_others_are_read(self, tmp_path: Path) -> None:
+    def test_a_damaged_row_group_is_named_with_its_first_row_and_the_others_are_read(self, tmp_path: Path) -> None:
         written = sample(1_500, self.columns)
         file = self.plant(tmp_path, written, 500)
         facts = self.inspect(file)
@@ -474,7 +474,7 @@ class FormatContract:
                     assert (error.path, error.row_group, str(error)) == (file.path, unit.index, message)
 
     @pytest.mark.parametrize("part", [0.02, 0.3, 0.5, 0.9, 0.99, 0.9999], ids="{:.2%}".format)
-    def test_a_part_of_a_file_is_refused(self, tmp_path: Path, part: float) -> None:
+    def test_a_truncated_file_is_rejected(self, tmp_path: Path, part: float) -> None:
         if not self.has_marks:
             return self.refuses_nothing_that_could_be_text(tmp_path)
         file = self.plant(tmp_path)
@@ -490,7 +490,7 @@ class FormatContract:
         [b"", b"PAR", b"id,word\n1,a\n2,b\n" * 30, bytes(5_000), b"\xff" * 5_000, b'{"id": 1}\n', b"PAR1" * 3],
         ids=lambda contents: f"{contents[:5]!r}x{len(contents)}",
     )
-    def test_another_format_is_refused_and_both_are_named(self, tmp_path: Path, contents: bytes) -> None:
+    def test_a_file_of_another_format_is_rejected_and_both_are_named(self, tmp_path: Path, contents: bytes) -> None:
         if not self.has_marks:
             return self.refuses_nothing_that_could_be_text(tmp_path)
         path = tmp_path / f"part-0.{self.format.name}"
@@ -509,7 +509,7 @@ class FormatContract:
         Path(file.path).write_bytes(data[: data.rindex(b"\n", 0, len(data) // 2) + 1])
         assert self.inspect(data_file(Path(file.path))).version != version
 
-    def test_a_file_that_is_gone_is_missing(self, tmp_path: Path) -> None:
+    def test_a_deleted_file_is_missing(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         facts = self.inspect(file)
         Path(file.path).unlink()
@@ -527,7 +527,7 @@ class FormatContract:
             reader.read(facts.units[0], ["id"])
 
     @pytest.mark.parametrize(("error", "expected"), FAILURES, ids=lambda case: getattr(case, "__name__", ""))
-    def test_a_failing_storage_is_not_taken_for_a_damaged_file(
+    def test_failing_storage_is_not_reported_as_a_damaged_file(
         self, tmp_path: Path, error: Exception, expected: type[StrataError]
     ) -> None:
         file = self.plant(tmp_path)
@@ -545,7 +545,7 @@ class FormatContract:
         with pytest.raises(expected, match=file.name):
             self.inspect(file, source=source)
 
-    def test_a_read_that_fails_once_does_not_condemn_the_file(self, tmp_path: Path) -> None:
+    def test_a_read_that_fails_once_is_retried(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         handler = Faulty()
         source = remote(handler)

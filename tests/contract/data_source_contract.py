@@ -91,7 +91,7 @@ class DataSourceContract:
     def place(self) -> DataPlace:
         raise NotImplementedError
 
-    def test_a_directory_is_searched_to_the_bottom_in_order(self, place: DataPlace) -> None:
+    def test_a_directory_is_listed_recursively_in_order(self, place: DataPlace) -> None:
         for name in ("b.parquet", "a/z.parquet", "a/c/y.parquet", "B.parquet", "a-1.parquet", "a/_tmp/t.parquet"):
             place.write(name, name.encode())
         for name in ("_SUCCESS", "a/.hidden.parquet", "notes.txt"):
@@ -114,7 +114,7 @@ class DataSourceContract:
         with pytest.raises(NoData, match="no file was found"):
             place.discover("*/part-*.orc")
 
-    def test_lists_name_files_and_directories(self, place: DataPlace) -> None:
+    def test_lists_select_files_and_directories(self, place: DataPlace) -> None:
         for name in ("x/a.parquet", "x/b.parquet", "y/c.parquet", "z.parquet"):
             place.write(name)
         listed = [f"{place.url}/{name}" for name in ("z.parquet", "x/b.parquet", "y/")]
@@ -141,7 +141,7 @@ class DataSourceContract:
         assert source.read(file, len(content) + 5, 10).to_pybytes() == b""
         assert source.counter.total == 70_000 + 8 + len(content) + 3
 
-    def test_threads_that_read_from_the_same_file_at_once_get_each_what_it_asked_for(self, place: DataPlace) -> None:
+    def test_threads_that_read_one_file_at_once_get_their_own_bytes(self, place: DataPlace) -> None:
         content = np.arange(100_000, dtype=np.int64).tobytes()
         place.write("a.parquet", content)
         found = place.discover()
@@ -162,7 +162,7 @@ class DataSourceContract:
         finally:
             sys.setswitchinterval(before)
 
-    def test_what_is_not_there_is_told(self, place: DataPlace) -> None:
+    def test_missing_files_are_reported(self, place: DataPlace) -> None:
         place.write("a.parquet")
         found = place.discover()
         with pytest.raises(NoData, match=r"nope\.parquet does not exist"):
@@ -196,7 +196,7 @@ class DataSourceContract:
         assert source.counter.total == own.total
 
     @pytest.mark.parametrize("suffix", ["parquet", "orc", "csv", "arrow"])
-    def test_a_loader_delivers_every_row_once_and_goes_on_where_another_stopped(
+    def test_a_loader_delivers_every_row_once_and_resumes_where_another_stopped(
         self, place: DataPlace, suffix: str
     ) -> None:
         for number in range(3):
@@ -247,7 +247,7 @@ class DeniedContract:
         """`storage_options` of some who may not read at `place`."""
         raise NotImplementedError
 
-    def test_strangers_are_denied(self, place: DataPlace, strangers: list[dict[str, Any]]) -> None:
+    def test_wrong_credentials_are_denied(self, place: DataPlace, strangers: list[dict[str, Any]]) -> None:
         place.write("a.parquet")
         (file,) = place.discover().files
         for options in strangers:

@@ -44,7 +44,7 @@ class ArrowContract(FormatContract):
         data[first:last] = b"\xff" * (last - first)
         path.write_bytes(data)
 
-    def test_statistics_never_lie_about_the_rows_that_pass(self, tmp_path: Path) -> None:
+    def test_statistics_never_contradict_the_rows(self, tmp_path: Path) -> None:
         """There are none."""
         file = self.plant(tmp_path)
         facts = self.inspect(file)
@@ -57,7 +57,7 @@ class ArrowContract(FormatContract):
 class TestArrowFile(ArrowContract):
     @settings(max_examples=40, suppress_health_check=[HealthCheck.differing_executors])
     @given(changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=5))
-    def test_a_file_with_changed_bytes_is_read_or_refused(
+    def test_a_file_with_changed_bytes_is_read_or_rejected(
         self, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[float, int]]
     ) -> None:
         path = Path(self.plant(tmp_path_factory.mktemp("fuzz"), sample(20, ("id", "word", "colour", "tags")), 10).path)
@@ -84,13 +84,13 @@ class TestArrowFile(ArrowContract):
         with pytest.raises(DataFileInvalid, match=r"old\.feather.*feather version 1"):
             self.inspect(data_file(path))
 
-    def test_a_footer_that_cannot_be_so_large_is_refused(self, tmp_path: Path) -> None:
+    def test_a_footer_length_beyond_the_file_is_rejected(self, tmp_path: Path) -> None:
         path = Path(self.plant(tmp_path).path)
         path.write_bytes(path.read_bytes()[:-10] + (2**31).to_bytes(4, "little") + b"ARROW1")
         with pytest.raises(DataFileInvalid, match=r"footer should have 2147483648 bytes"):
             self.inspect(data_file(path))
 
-    def test_dictionaries_that_grow_are_put_together(self, tmp_path: Path) -> None:
+    def test_delta_dictionaries_are_combined(self, tmp_path: Path) -> None:
         batches = [growing(number) for number in range(3)]
         path = tmp_path / "part-0.arrow"
         options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
@@ -100,7 +100,7 @@ class TestArrowFile(ArrowContract):
         found = self.read_all(data_file(path), ["d"])
         assert found["d"].to_pylist() == ["v0", "v0", "v1", "v0", "v2", "v0"]
 
-    def test_other_values_of_the_same_size_are_another_version(self, tmp_path: Path) -> None:
+    def test_other_values_of_the_same_size_have_another_version(self, tmp_path: Path) -> None:
         """Footer and headers of these two are the same."""
         versions = {self.inspect(self.plant(tmp_path, pa.table({"n": [1, value]}))).version for value in (2, 3)}
         assert len(versions) == 2
@@ -136,13 +136,13 @@ class TestArrowStream(ArrowContract):
                 found = reader.read(unit, ["d"])["d"]
                 assert found.to_pylist() == growing(number)["d"].to_pylist()
 
-    def test_a_stream_without_an_end_may_be_incomplete_and_is_refused(self, tmp_path: Path) -> None:
+    def test_a_stream_without_an_end_marker_is_rejected(self, tmp_path: Path) -> None:
         path = Path(self.plant(tmp_path).path)
         path.write_bytes(path.read_bytes()[:-8])
         with pytest.raises(DataFileInvalid, match=r"part-0.*no end mark"):
             self.inspect(data_file(path))
 
-    def test_a_second_stream_in_a_file_is_not_passed_over(self, tmp_path: Path) -> None:
+    def test_a_second_stream_in_a_file_is_rejected(self, tmp_path: Path) -> None:
         path = Path(self.plant(tmp_path).path)
         path.write_bytes(path.read_bytes() * 2)
         with pytest.raises(DataFileInvalid, match=r"part-0.*only one stream"):

@@ -78,7 +78,7 @@ def test_every_compression_is_read_stripe_by_stripe(tmp_path: Path, compression:
     assert dict(facts.null_counts) == {name: table[name].null_count for name in table.column_names}
 
 
-def test_a_tail_is_one_request_and_a_large_one_two(tmp_path: Path) -> None:
+def test_a_tail_takes_one_request_and_a_large_one_two(tmp_path: Path) -> None:
     handler = Faulty()
     small = stripes(tmp_path / "small.orc", sample(10, ["id", "word"]))
     assert facts_of(small, source=remote(handler)) == facts_of(small)
@@ -93,7 +93,7 @@ def test_a_tail_is_one_request_and_a_large_one_two(tmp_path: Path) -> None:
     assert [unit.num_rows for unit in facts.units] == [1]
 
 
-def test_a_stripe_far_away_is_two_requests_whatever_columns_are_read(tmp_path: Path) -> None:
+def test_a_remote_stripe_takes_two_requests_for_any_columns(tmp_path: Path) -> None:
     path = stripes(tmp_path / "part.orc", *[sample(10_000, ["id", "word", "price", "tags"])] * 3)
     facts = facts_of(path)
     handler = Faulty()
@@ -107,7 +107,7 @@ def test_a_stripe_far_away_is_two_requests_whatever_columns_are_read(tmp_path: P
     assert path.stat().st_size < 3 * GAP_BYTES_REMOTE
 
 
-def test_bytes_of_stripes_far_from_the_end_are_estimated_by_the_others(tmp_path: Path) -> None:
+def test_the_bytes_of_early_stripes_are_estimated_from_the_last_ones(tmp_path: Path) -> None:
     table = sample(10_000, ["id", "word", "price"])
     path = stripes(tmp_path / "part.orc", table, table, table)
     whole, part = facts_of(path), facts_of(path, ["word"])
@@ -117,7 +117,7 @@ def test_bytes_of_stripes_far_from_the_end_are_estimated_by_the_others(tmp_path:
     assert exact < whole.units[-1].num_bytes * 0.6
 
 
-def test_stripes_are_left_out_or_taken_whole_by_their_statistics(tmp_path: Path) -> None:
+def test_statistics_exclude_stripes_or_pass_them_entirely(tmp_path: Path) -> None:
     tables = [
         pa.table({"id": [first, first + 1], "word": [f"w{first}", f"w{first}"], "flag": [first > 2] * 2})
         for first in (0, 2, 4)
@@ -154,7 +154,7 @@ def test_dates_times_and_nulls_have_statistics_too(tmp_path: Path) -> None:
     assert presences(path, pc.field("none") > 0, "none") == ["NONE"] * 3
 
 
-def test_floats_are_never_said_to_pass_all_and_nan_hides_no_row(tmp_path: Path) -> None:
+def test_floats_never_pass_entirely_and_nan_hides_no_row(tmp_path: Path) -> None:
     path = stripes(
         tmp_path / "part.orc",
         pa.table({"x": [1.0, 2.0]}),
@@ -167,14 +167,14 @@ def test_floats_are_never_said_to_pass_all_and_nan_hides_no_row(tmp_path: Path) 
     assert presences(path, ~(pc.field("x") < 9), "x")[1:3] == ["SOME", "SOME"]
 
 
-def test_a_condition_that_statistics_cannot_answer_leaves_all_stripes_in(tmp_path: Path) -> None:
+def test_a_filter_that_statistics_cannot_decide_keeps_all_stripes(tmp_path: Path) -> None:
     path = stripes(tmp_path / "part.orc", sample(10, ["id", "point", "tags"]), sample(5, ["id", "point", "tags"]))
     assert presences(path, pc.field("point", "x") > 1e9, "point") == ["SOME", "SOME"]
     assert presences(path, pc.list_value_length(pc.field("tags")) > 5, "tags") == ["SOME", "SOME"]
     assert presences(path, pc.field("id") == "a string", "id") == ["SOME", "SOME"]
 
 
-def test_names_with_dots_are_columns_of_their_own(tmp_path: Path) -> None:
+def test_names_with_dots_are_plain_columns(tmp_path: Path) -> None:
     table = pa.table({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], "ü": ["x", "y"]})
     path = stripes(tmp_path / "part.orc", table)
     facts = facts_of(path)
@@ -188,7 +188,7 @@ def test_names_with_dots_are_columns_of_their_own(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_tail_with_wrong_bytes_is_refused_or_read_but_nothing_else(
+def test_a_tail_with_wrong_bytes_is_read_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = stripes(tmp_path_factory.mktemp("wrong") / "part.orc", sample(20, ["id", "word", "tags"]))

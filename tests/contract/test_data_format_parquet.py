@@ -41,17 +41,17 @@ class TestParquetFormat(FormatContract):
 
     # -- footers -----------------------------------------------------------------------------------------------------
 
-    def test_a_file_is_known_after_one_read(self, tmp_path: Path) -> None:
+    def test_a_file_is_inspected_with_one_read(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         handler = Faulty()
         self.inspect(file, source=remote(handler))
         assert handler.num_reads == 1
 
-    def test_all_columns_have_the_bytes_of_each_together(self, tmp_path: Path) -> None:
+    def test_the_bytes_of_all_columns_are_the_sum_of_each(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         assert self.inspect(file).units == self.inspect(file, self.inspect(file).schema.names).units
 
-    def test_nulls_are_counted_only_if_asked_for(self, tmp_path: Path) -> None:
+    def test_nulls_are_counted_only_on_request(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         facts = self.format.inspect(LOCAL, file, columns=None, unit_bytes=1, with_nulls=False)
         assert facts == dataclasses.replace(self.inspect(file), null_counts={})
@@ -67,7 +67,7 @@ class TestParquetFormat(FormatContract):
         assert same(self.read_all(file, facts.schema.names), pq.read_table(file.path))
 
     @pytest.mark.parametrize("num_bytes", [MAX_FOOTER_BYTES + 1, 10_000_000, 2**32 - 1])
-    def test_a_footer_that_cannot_be_so_large_is_refused(self, tmp_path: Path, num_bytes: int) -> None:
+    def test_a_footer_length_beyond_the_file_is_rejected(self, tmp_path: Path, num_bytes: int) -> None:
         path = Path(self.plant(tmp_path).path)
         path.write_bytes(path.read_bytes()[:-8] + num_bytes.to_bytes(4, "little") + b"PAR1")
         with pytest.raises(DataFileInvalid, match=rf"part-0.*{num_bytes} bytes.*copy it again"):
@@ -90,7 +90,7 @@ class TestParquetFormat(FormatContract):
 
     @settings(max_examples=40, suppress_health_check=[HealthCheck.differing_executors])
     @given(changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=5))
-    def test_changed_bytes_in_pages_are_read_or_refused_never_more(
+    def test_changed_bytes_in_pages_are_read_or_rejected(
         self, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[float, int]]
     ) -> None:
         columns = ["id", "word", "colour", "tags"]
@@ -109,7 +109,7 @@ class TestParquetFormat(FormatContract):
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
-    def test_a_nested_column_counts_with_all_its_leaves(self, tmp_path: Path) -> None:
+    def test_a_nested_column_includes_the_bytes_of_its_leaves(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         group = pq.read_metadata(file.path).row_group(0)
         chunks = [group.column(leaf) for leaf in range(group.num_columns)]
@@ -136,7 +136,7 @@ class TestParquetFormat(FormatContract):
             assert reader.bytes_read == tail_bytes + sum(unit.num_bytes for unit in facts.units)
         assert source.counter.total == 2 * tail_bytes + sum(unit.num_bytes for unit in facts.units)
 
-    def test_far_away_the_columns_of_a_row_group_come_in_one_read(self, tmp_path: Path) -> None:
+    def test_the_columns_of_a_remote_row_group_take_one_read(self, tmp_path: Path) -> None:
         file = self.plant(tmp_path)
         handler = Faulty()
         source = remote(handler)
@@ -151,12 +151,12 @@ class TestParquetFormat(FormatContract):
         nested = {"tags", "point", "bag"}
         assert dict(counts) == {name: sample()[name].null_count for name in self.columns if name not in nested}
 
-    def test_nulls_are_not_told_without_statistics(self, tmp_path: Path) -> None:
+    def test_null_counts_are_missing_without_statistics(self, tmp_path: Path) -> None:
         path = tmp_path / "part-0.parquet"
         pq.write_table(sample(), path, write_statistics=["id"])
         assert dict(self.inspect(data_file(path)).null_counts) == {"id": 0}
 
-    def test_row_groups_without_rows_are_no_units(self, tmp_path: Path) -> None:
+    def test_empty_row_groups_are_ignored(self, tmp_path: Path) -> None:
         path = tmp_path / "part-0.parquet"
         rows = sample(columns=["id"])
         with pq.ParquetWriter(path, rows.schema) as writer:
@@ -169,7 +169,7 @@ class TestParquetFormat(FormatContract):
     # -- damage ------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip"])
-    def test_a_damaged_page_is_found_only_by_who_reads_it(self, tmp_path: Path, compression: str) -> None:
+    def test_a_damaged_page_is_found_only_when_it_is_read(self, tmp_path: Path, compression: str) -> None:
         path = tmp_path / "part-0.parquet"
         table = sample(3_000, ["id", "word", "price"])
         options = {"compression": compression, "data_page_size": 2_000, "use_dictionary": False}
@@ -188,7 +188,7 @@ class TestParquetFormat(FormatContract):
                 reader.read(facts.units[1], ["id", "word"])
             assert same(reader.read(facts.units[1], ["id"]), table.select(["id"]).slice(1_000, 1_000))
 
-    def test_a_changed_value_is_found_where_pages_have_checksums(self, tmp_path: Path) -> None:
+    def test_a_changed_value_is_found_if_pages_have_checksums(self, tmp_path: Path) -> None:
         path = tmp_path / "part-0.parquet"
         pq.write_table(sample(columns=["id"]), path, compression="none", use_dictionary=False, write_page_checksum=True)
         data = bytearray(path.read_bytes())
@@ -216,7 +216,7 @@ class TestParquetFormat(FormatContract):
         ],
         ids=str,
     )
-    def test_statistics_prune_and_confirm(
+    def test_statistics_exclude_row_groups_and_pass_others_entirely(
         self, tmp_path: Path, condition: pc.Expression, expected: list[Presence]
     ) -> None:
         assert self.asked(tmp_path, pa.table({"n": range(12)}), condition, ["n"]) == expected
@@ -240,7 +240,7 @@ class TestParquetFormat(FormatContract):
             ([[1], [2], [3], [4]], pc.list_value_length(pc.field("x")) == 1, SOME),
         ],
     )
-    def test_what_statistics_do_not_show_is_not_guessed(
+    def test_missing_statistics_decide_nothing(
         self, tmp_path: Path, values: list[Any], condition: pc.Expression, expected: Presence
     ) -> None:
         array = pa.array(values, pa.float64() if any(isinstance(value, float) for value in values) else None)
@@ -248,15 +248,15 @@ class TestParquetFormat(FormatContract):
             array = array.cast(pa.int64())
         assert self.asked(tmp_path, pa.table({"x": array}), condition, ["x"]) == [expected]
 
-    def test_a_condition_that_is_null_of_itself_is_not_taken_for_true(self, tmp_path: Path) -> None:
+    def test_a_filter_that_is_always_null_passes_nothing(self, tmp_path: Path) -> None:
         condition = (pc.field("n") < 2) | pc.scalar(pa.scalar(None, pa.bool_()))
         table = pa.table({"n": range(8)})
         assert self.asked(tmp_path, table, condition, ["n"])[0] is not ALL
 
-    def test_a_condition_that_does_not_fit_the_file_is_left_to_who_evaluates_it(self, tmp_path: Path) -> None:
+    def test_a_filter_that_does_not_fit_the_file_is_left_to_the_evaluation(self, tmp_path: Path) -> None:
         assert self.asked(tmp_path, pa.table({"n": range(8)}), pc.field("n") == "word", ["n"]) == [SOME, SOME]
 
-    def test_without_statistics_nothing_is_said(self, tmp_path: Path) -> None:
+    def test_a_file_without_statistics_decides_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "part-0.parquet"
         pq.write_table(pa.table({"n": range(8)}), path, row_group_size=4, write_statistics=False)
         file = data_file(path)

@@ -30,7 +30,7 @@ class TextContract(FormatContract):
     is_columnar = False
     has_exact_units = False
     has_marks = False
-    test_statistics_never_lie_about_the_rows_that_pass = None  # there are none, see below
+    test_statistics_never_contradict_the_rows = None  # there are none, see below
 
 
 class TestCsv(TextContract):
@@ -103,7 +103,7 @@ def csv_texts(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=60)
 @given(text=csv_texts(), unit_bytes=st.integers(1, 60), piece_bytes=st.integers(1, 80))
-def test_csv_in_parts_is_what_pyarrow_reads_as_a_whole(
+def test_csv_row_groups_add_up_to_what_pyarrow_reads(
     tmp_path_factory: pytest.TempPathFactory, text: bytes, unit_bytes: int, piece_bytes: int
 ) -> None:
     path = planted(tmp_path_factory.mktemp("csv"), "part.csv", text)
@@ -129,7 +129,7 @@ def test_csv_in_parts_is_what_pyarrow_reads_as_a_whole(
     piece_bytes=st.integers(1, 90),
     ends=st.sampled_from(["\n", "\r\n", "\n\n"]),
 )
-def test_jsonl_in_parts_is_what_was_written(
+def test_jsonl_row_groups_add_up_to_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], unit_bytes: int, piece_bytes: int, ends: str
 ) -> None:
     text = ends.join(json.dumps(row) for row in rows)
@@ -156,14 +156,14 @@ def test_text_has_no_statistics(tmp_path: Path) -> None:
         (b'\n"a\nx",b\r\n\n', ["a\nx", "b"]),
     ],
 )
-def test_csv_without_rows_has_no_units(tmp_path: Path, contents: bytes, names: list[str]) -> None:
+def test_csv_without_rows_has_no_row_groups(tmp_path: Path, contents: bytes, names: list[str]) -> None:
     facts = ReadFile(CsvFormat(), planted(tmp_path, "part.csv", contents)).facts
     assert facts.units == ()
     assert facts.schema.names == names
 
 
 @pytest.mark.parametrize("contents", [b"", b"\n \n", b"[]", b" [ ]\n"])
-def test_json_without_rows_has_no_units(tmp_path: Path, contents: bytes) -> None:
+def test_json_without_rows_has_no_row_groups(tmp_path: Path, contents: bytes) -> None:
     facts = ReadFile(JsonFormat(), planted(tmp_path, "part.json", contents)).facts
     assert (facts.units, facts.schema.names) == ((), [])
 
@@ -179,7 +179,7 @@ def test_columns_are_named_by_the_header_by_the_user_or_numbered(tmp_path: Path)
     assert named.table.to_pylist()[2] == {"p": "3", "q": "4"}
 
 
-def test_a_mark_in_the_middle_of_a_text_is_part_of_a_value(tmp_path: Path) -> None:
+def test_a_byte_order_mark_in_the_middle_of_text_is_part_of_a_value(tmp_path: Path) -> None:
     path = planted(tmp_path, "part.csv", "\ufeffa\n\ufeffx\n\ufeffy\n".encode())
     assert ReadFile(CsvFormat(), path, unit_bytes=1).table.to_pylist() == [{"a": "\ufeffx"}, {"a": "\ufeffy"}]
 
@@ -188,7 +188,7 @@ def test_a_mark_in_the_middle_of_a_text_is_part_of_a_value(tmp_path: Path) -> No
     ("suffix", "compress"),
     [("gz", gzip.compress), ("bz2", bz2.compress), ("zst", zstandard.ZstdCompressor().compress)],
 )
-def test_a_compressed_file_is_one_unit(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
+def test_a_compressed_file_is_one_row_group(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
     text = b'id,word\n"1","a\nb"\n' + b"".join(b"%d,word %d\n" % (row, row) for row in range(2, 3_000))
     plain = ReadFile(CsvFormat(), planted(tmp_path, "part.csv", text)).table
     found = ReadFile(CsvFormat(piece_bytes=1_000), planted(tmp_path, f"part.csv.{suffix}", compress(text)))
@@ -202,14 +202,14 @@ def test_a_compressed_file_is_one_unit(tmp_path: Path, suffix: str, compress: Ca
     assert ReadFile(JsonFormat(), planted(tmp_path, f"array.json.{suffix}", array)).table.num_rows == 2
 
 
-def test_a_compressed_file_that_was_cut_off_or_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_or_uncompressed_gz_file_is_rejected(tmp_path: Path) -> None:
     whole = gzip.compress(b"id\n" + b"1\n" * 9_000)
     for contents in (whole[:-10], whole[: len(whole) // 2], b"id\n1\n"):
         with pytest.raises(DataFileInvalid, match=r"part\.csv\.gz is not a complete gzip file: .*; copy it again"):
             ReadFile(CsvFormat(), planted(tmp_path, "part.csv.gz", contents))
 
 
-def test_a_compressed_file_of_the_same_size_with_other_contents_is_noticed(tmp_path: Path) -> None:
+def test_a_rewritten_compressed_file_of_the_same_size_is_detected(tmp_path: Path) -> None:
     path = planted(tmp_path, "part.csv.gz", gzip.compress(b"id\n1\n2\n", mtime=0))
     found = ReadFile(CsvFormat(), path)
     path.write_bytes(gzip.compress(b"id\n1\n3\n", mtime=0))
@@ -220,7 +220,7 @@ def test_a_compressed_file_of_the_same_size_with_other_contents_is_noticed(tmp_p
     reader.close()
 
 
-def test_a_value_that_does_not_parse_is_named_with_its_place_and_the_cure(tmp_path: Path) -> None:
+def test_an_invalid_value_is_reported_with_its_position_and_the_cure(tmp_path: Path) -> None:
     path = planted(tmp_path, "part.csv", b"id\n1\n2\n3\nfour\n")
     schema = pa.schema([("id", pa.int64())])
     with pytest.raises(DataFileInvalid) as caught:
@@ -255,7 +255,7 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_guess_that_turns_out_wrong_is_no_damage_and_is_named_with_the_cure(
+def test_a_wrong_guess_is_reported_with_the_cure_and_not_as_damage(
     tmp_path: Path, form: Format, contents: bytes, told: str, suffix: str
 ) -> None:
     path = planted(tmp_path, f"part{suffix}", gzip.compress(contents) if suffix else contents)
@@ -275,7 +275,7 @@ def test_a_guess_that_turns_out_wrong_is_no_damage_and_is_named_with_the_cure(
         (JsonlFormat().informed(decided=["v"], is_chosen=True), b'{"id": 1, "v": 1}\n' * 9 + b'{"v": "x"}\n'),
     ],
 )
-def test_records_that_are_none_and_values_that_do_not_fit_what_the_user_decided_are_damage(
+def test_invalid_records_and_values_that_do_not_fit_the_users_types_are_damage(
     tmp_path: Path, form: Format, contents: bytes
 ) -> None:
     with pytest.raises(DataFileInvalid, match=r"part, byte range"):
@@ -284,7 +284,7 @@ def test_records_that_are_none_and_values_that_do_not_fit_what_the_user_decided_
 
 @settings(max_examples=50)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9) | st.none()), min_size=1, max_size=12))
-def test_no_key_is_lost_wherever_it_comes_first(
+def test_no_key_is_lost_wherever_it_first_occurs(
     tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, int | None]]
 ) -> None:
     lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
@@ -312,7 +312,7 @@ def test_no_key_is_lost_wherever_it_comes_first(
         (b"a\n\xff\xfe\x00\n", "part.csv"),
     ],
 )
-def test_what_is_no_csv_is_refused(tmp_path: Path, contents: bytes, told: str) -> None:
+def test_invalid_csv_is_rejected(tmp_path: Path, contents: bytes, told: str) -> None:
     with pytest.raises(DataFileInvalid) as caught:
         ReadFile(CsvFormat(), planted(tmp_path, "part.csv", contents), schema=pa.schema([("a", pa.string())]))
     assert told in str(caught.value)
@@ -324,7 +324,7 @@ def test_what_is_no_csv_is_refused(tmp_path: Path, contents: bytes, told: str) -
 @example(contents=b"[null]", form=JsonFormat())
 @example(contents=b'{"a": 1} null\n', form=JsonlFormat())
 @example(contents=b"\xef\xbb\xbfnull", form=JsonFormat())
-def test_no_bytes_do_anything_but_parse_or_be_refused(
+def test_arbitrary_bytes_are_parsed_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, contents: bytes, form: Format
 ) -> None:
     path = planted(tmp_path_factory.mktemp("garbage"), "part", contents)
@@ -333,7 +333,7 @@ def test_no_bytes_do_anything_but_parse_or_be_refused(
         assert found.table.num_rows == sum(unit.num_rows for unit in found.facts.units)
 
 
-def test_a_record_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_without_end_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strata.data.formats.text.RECORD_BYTES_MAX", 1 << 12)
     path = planted(tmp_path, "part.csv", b'a\n1\n"not closed\n' + b"2\n" * 10_000)
     with pytest.raises(
@@ -354,7 +354,7 @@ def test_fields_of_json_may_be_missing_nested_or_unknown(tmp_path: Path) -> None
     ]
 
 
-def test_a_json_array_is_one_unit(tmp_path: Path) -> None:
+def test_a_json_array_is_one_row_group(tmp_path: Path) -> None:
     rows = [{"a": 1, "b": "x\n"}, {"a": None, "c": [1.5]}, {}]
     path = planted(tmp_path, "part.json", b"\xef\xbb\xbf \n" + json.dumps(rows, indent=1).encode() + b"\n")
     found = ReadFile(JsonFormat(), path, unit_bytes=1)
@@ -384,23 +384,23 @@ def test_a_json_array_is_one_unit(tmp_path: Path) -> None:
         (b'{"a": 1}\nnull\n', "a record begins with b'null"),
     ],
 )
-def test_what_is_no_json_is_refused(tmp_path: Path, contents: bytes, told: str) -> None:
+def test_invalid_json_is_rejected(tmp_path: Path, contents: bytes, told: str) -> None:
     with pytest.raises(DataFileInvalid, match=told):
         ReadFile(JsonFormat(), planted(tmp_path, "part.json", contents))
 
 
-def test_an_array_that_is_too_large_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_an_array_that_is_too_large_is_rejected_with_the_cure(tmp_path: Path) -> None:
     path = planted(tmp_path, "part.json", json.dumps([{"a": 1}] * 100).encode())
     with pytest.raises(DataFileInvalid, match=r"more than 500 bytes.*write it as jsonl"):
         ReadFile(JsonFormat(array_bytes_max=500), path)
 
 
-def test_jsonl_with_an_array_in_it_is_refused(tmp_path: Path) -> None:
+def test_jsonl_that_contains_an_array_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataFileInvalid, match=r"a record begins with b'\["):
         ReadFile(JsonlFormat(), planted(tmp_path, "part.jsonl", b'[{"a": 1}]\n'))
 
 
-def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
     found = ReadFile(CsvFormat(), planted(tmp_path, "part.csv", b"a\n1\n"))
     reader = CsvFormat().open(LOCAL, found.file, found.schema, found.facts.version)
     with pytest.raises(SchemaMismatch, match=r"part\.csv has no column 'b'; it has \['a'\]"):
@@ -410,6 +410,6 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"delimiter": ""}, {"delimiter": "||"}, {"quote": "\n"}, {"delimiter": '"'}, {"delimiter": "→"}]
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         CsvFormat(**options)

@@ -142,7 +142,7 @@ def conditions(draw: st.DrawFn) -> tuple[pc.Expression, list[str]]:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tables(), conditions(), st.integers(1, 20), st.integers(10, 40), st.sampled_from(WRITTEN))
-def test_what_pages_say_holds_for_every_row(
+def test_page_decisions_hold_for_every_row(
     tmp_path_factory: pytest.TempPathFactory,
     table: pa.Table,
     condition: tuple[pc.Expression, list[str]],
@@ -166,7 +166,7 @@ def test_what_pages_say_holds_for_every_row(
         assert not true[(passing + open_) == 0].any()
 
 
-def test_pages_of_a_sorted_column_are_told_apart(tmp_path: Path) -> None:
+def test_pages_of_a_sorted_column_are_decided_separately(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pa.table({"x": range(200), "y": [0] * 200}))
     reader, facts = opened(tmp_path / "a.parquet")
     judged = reader.judge(facts.units, *bound((pc.field("x") >= 35) & (pc.field("x") < 160), facts.schema, ["x"]))
@@ -193,7 +193,7 @@ def test_pages_of_several_columns_are_cut_where_any_begins(tmp_path: Path) -> No
     assert 20 <= num_rows < 40
 
 
-def test_where_every_row_is_open_nothing_is_said(tmp_path: Path) -> None:
+def test_pages_that_decide_nothing_give_no_decision(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", pa.table({"x": [0, 1] * 50}))
     reader, facts = opened(tmp_path / "a.parquet")
     assert reader.judge(facts.units, *bound(pc.field("x") == 0, facts.schema, ["x"])) == {}
@@ -209,14 +209,14 @@ def test_where_every_row_is_open_nothing_is_said(tmp_path: Path) -> None:
         (pa.table({"x": pa.array([[row] for row in range(100)])}), {}),
     ],
 )
-def test_where_pages_say_nothing_there_is_nothing(tmp_path: Path, table: pa.Table, options: dict[str, Any]) -> None:
+def test_columns_without_page_bounds_give_no_decision(tmp_path: Path, table: pa.Table, options: dict[str, Any]) -> None:
     write(tmp_path / "a.parquet", table, **options)
     reader, facts = opened(tmp_path / "a.parquet")
     condition = pc.field("x").is_valid() if pa.types.is_nested(table["x"].type) else pc.field("x") == table["x"][3]
     assert reader.judge(facts.units, *bound(condition, facts.schema, ["x"])) == {}
 
 
-def test_stretches_beyond_a_bound_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stretches_beyond_the_limit_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "MAX_OPEN", 2)
     write(tmp_path / "a.parquet", pa.table({"x": [value for page in range(10) for value in [page % 2] * 9 + [0]]}))
     reader, facts = opened(tmp_path / "a.parquet")
@@ -227,7 +227,7 @@ def test_stretches_beyond_a_bound_are_joined(tmp_path: Path, monkeypatch: pytest
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 10)), max_size=20), st.integers(1, 5))
-def test_joined_rows_are_the_same_and_at_most_so_many(rows: list[Rows], max_parts: int) -> None:
+def test_joined_rows_cover_the_same_rows_within_the_limit(rows: list[Rows], max_parts: int) -> None:
     made = join_rows(rows, max_parts)
     assert len(made) <= max_parts
     assert all(first + num < after for (first, num), (after, _) in itertools.pairwise(made))
@@ -275,7 +275,7 @@ def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_rows_that_are_read_by_pages_are_those_of_the_unit(planted: Path, data: st.DataObject) -> None:
+def test_rows_read_by_pages_equal_those_of_the_row_group(planted: Path, data: st.DataObject) -> None:
     reader, facts = opened(planted)
     unit = data.draw(st.sampled_from(facts.units))
     drawn = data.draw(
@@ -292,7 +292,9 @@ def test_rows_that_are_read_by_pages_are_those_of_the_unit(planted: Path, data: 
     assert found.schema.equals(whole.schema, check_metadata=True)
 
 
-def test_columns_of_one_leaf_are_read_by_pages_others_whole(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_with_one_leaf_are_read_by_pages_and_others_whole(
+    planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pages, "MIN_SAVED", 0.0)
     reader, facts = opened(planted)
     choice = reader._paged().choose(0, facts.schema.names, [(30, 1)])
@@ -315,7 +317,7 @@ def test_only_the_pages_with_the_rows_are_read_and_counted(tmp_path: Path) -> No
     assert saving.bytes_skipped > 0.9 * saving.num_bytes
 
 
-def test_where_it_does_not_pay_a_column_is_read_whole(tmp_path: Path) -> None:
+def test_a_column_is_read_whole_if_selecting_pages_does_not_pay(tmp_path: Path) -> None:
     table = pa.table({"x": np.random.default_rng(0).normal(size=1000)})
     write(tmp_path / "a.parquet", table, page_rows=100, group_rows=1000, use_dictionary=False)
     reader, facts = opened(tmp_path / "a.parquet")
@@ -325,7 +327,7 @@ def test_where_it_does_not_pay_a_column_is_read_whole(tmp_path: Path) -> None:
         assert same(reader.read_rows(facts.units[0], ["x"], [(0, num_rows)]), table.slice(0, num_rows))
 
 
-def test_a_few_bytes_are_not_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_a_few_bytes_does_not_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     write(tmp_path / "a.parquet", pa.table({"x": range(1000)}), page_rows=100, group_rows=1000, use_dictionary=False)
     reader, facts = opened(tmp_path / "a.parquet")
@@ -333,7 +335,7 @@ def test_a_few_bytes_are_not_worth_it(tmp_path: Path, monkeypatch: pytest.Monkey
     assert reader.judge(facts.units, *bound(pc.field("x") == 3, facts.schema, ["x"])) == {}
 
 
-def test_far_away_pages_that_are_near_come_in_one_read(tmp_path: Path) -> None:
+def test_close_pages_of_a_remote_file_take_one_read(tmp_path: Path) -> None:
     table = pa.table({name: np.random.default_rng(0).normal(size=30_000) for name in "xyz"})
     options: dict[str, Any] = {"write_batch_size": 1000, "use_dictionary": False}
     write(tmp_path / "a.parquet", table, page_rows=1000, group_rows=30_000, **options)
@@ -345,7 +347,7 @@ def test_far_away_pages_that_are_near_come_in_one_read(tmp_path: Path) -> None:
     assert handler.num_reads - before <= 3
 
 
-def test_ranges_hold_all_that_is_read_of_pages(tmp_path: Path) -> None:
+def test_ranges_cover_all_reads_of_pages(tmp_path: Path) -> None:
     names = ["x", "y"]
     table = pa.table({name: np.random.default_rng(0).normal(size=5000) for name in names})
     write(tmp_path / "a.parquet", table, page_rows=100, group_rows=1000, use_dictionary=False)
@@ -386,7 +388,7 @@ def first_of(chunk: pq.ColumnChunkMetaData) -> int:
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4),
     st.sampled_from(WRITTEN),
 )
-def test_a_damaged_index_never_gives_other_rows(
+def test_a_damaged_index_never_changes_the_rows(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[float, int]], written: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / "a.parquet"
@@ -408,7 +410,7 @@ def test_a_damaged_index_never_gives_other_rows(
             assert same(found.cast(table.schema), cut(table.slice(unit.first_row, unit.num_rows), rows))
 
 
-def test_a_bound_that_is_no_value_of_its_column_is_not_asked(tmp_path: Path) -> None:
+def test_a_bound_of_the_wrong_size_is_ignored(tmp_path: Path) -> None:
     """pyarrow would end the process over an integer of seven bytes."""
     path = tmp_path / "a.parquet"
     write(path, pa.table({"x": range(100), "y": range(100)}))
@@ -428,7 +430,7 @@ def test_a_bound_that_is_no_value_of_its_column_is_not_asked(tmp_path: Path) -> 
     assert reader.read_rows(facts.units[0], ["x"], [(3, 2)]).to_pydict() == {"x": [3, 4]}
 
 
-def test_an_index_that_leads_out_of_the_file_is_not_followed(tmp_path: Path) -> None:
+def test_an_index_that_points_outside_the_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write(path, pa.table({"x": range(100)}))
     reader, facts = opened(path)
@@ -441,7 +443,7 @@ def test_an_index_that_leads_out_of_the_file_is_not_followed(tmp_path: Path) -> 
     assert reader.read_rows(facts.units[0], ["x"], [(3, 2)]).to_pydict() == {"x": [3, 4]}
 
 
-def test_a_damaged_page_is_told_as_damage_of_its_row_group(tmp_path: Path) -> None:
+def test_a_damaged_page_is_reported_as_damage_of_its_row_group(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
     write(path, pa.table({"x": range(1000)}), page_rows=100, group_rows=1000, **options)

@@ -52,7 +52,7 @@ class TestS3(DataSourceContract, DeniedContract):
         nobody = {"access_key_id": None, "secret_access_key": None, "anonymous": True}
         return [s3.options(secret_access_key="wrong"), s3.options(access_key_id="who"), s3.options(**nobody)]
 
-    def test_a_bucket_that_is_not_there_is_told(self, s3: S3Server) -> None:
+    def test_a_missing_bucket_is_reported(self, s3: S3Server) -> None:
         for path in ("s3://no-such-bucket", "s3://no-such-bucket/x/", "s3://no-such-bucket/*.parquet"):
             with pytest.raises(NoData, match="that the bucket exists"):
                 DataPlace(path, writer=s3.options()).discover()
@@ -73,6 +73,6 @@ class TestGcs(DataSourceContract):
     def place(self, gcs: GcsServer) -> DataPlace:
         return DataPlace(gcs.new_url(), writer=gcs.options())
 
-    def test_a_bucket_that_is_not_there_is_told(self, gcs: GcsServer) -> None:
+    def test_a_missing_bucket_is_reported(self, gcs: GcsServer) -> None:
         with pytest.raises(NoData, match="that the bucket exists"):
             DataPlace("gs://no-such-bucket/x", writer=gcs.options()).discover()

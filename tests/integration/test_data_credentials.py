@@ -188,7 +188,7 @@ def half_read(s3: S3Server, url: str, home: Path) -> Iterator[tuple[KeyServer, G
             yield keys, gate, child, ids
 
 
-def test_a_key_that_runs_out_within_an_epoch_is_renewed_and_every_row_comes_once(
+def test_credentials_that_expire_during_an_epoch_are_renewed_and_every_row_comes_once(
     s3: S3Server, url: str, tmp_path: Path
 ) -> None:
     with half_read(s3, url, tmp_path) as (keys, gate, child, first_half):
@@ -206,9 +206,7 @@ def test_a_key_that_runs_out_within_an_epoch_is_renewed_and_every_row_comes_once
 
 
 @pytest.mark.parametrize("is_asked", [True, False], ids=["the old key", "no key"])
-def test_a_key_that_is_not_renewed_is_told_as_credentials_to_check(
-    s3: S3Server, url: str, tmp_path: Path, is_asked: bool
-) -> None:
+def test_credentials_that_are_not_renewed_are_reported(s3: S3Server, url: str, tmp_path: Path, is_asked: bool) -> None:
     with half_read(s3, url, tmp_path) as (keys, gate, child, _):
         keys.renew(FIRST if is_asked else None)
         keys.are_over = True

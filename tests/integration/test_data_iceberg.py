@@ -113,7 +113,7 @@ def groups_of_ten(warehouse: Warehouse, *parts: tuple[int, int]) -> tuple[Table,
 # --- plain reading ---
 
 
-def test_a_table_is_read_in_the_order_of_its_commits_with_row_groups_as_units(warehouse: Warehouse) -> None:
+def test_a_table_is_read_in_commit_order_by_row_groups(warehouse: Warehouse) -> None:
     table, _ = groups_of_ten(warehouse, (0, 35), (35, 60))
     found, plan = planned(table)
     assert found["id"].to_pylist() == list(range(60))
@@ -140,7 +140,7 @@ def test_a_table_is_found_by_its_metadata_file_alone(warehouse: Warehouse) -> No
     assert read(source, plan)["id"].to_pylist() == list(range(20))
 
 
-def test_overwritten_and_deleted_rows_are_gone(warehouse: Warehouse) -> None:
+def test_overwritten_and_deleted_rows_are_not_read(warehouse: Warehouse) -> None:
     table = warehouse.create("clicks", SCHEMA)
     table.append(rows(0, 50))
     table.delete("id < 10")
@@ -195,7 +195,7 @@ def test_orc_and_parquet_files_without_ids_are_read_with_the_name_mapping(wareho
     assert planned(table)[0]["score"].null_count == 50, "nothing maps to it, so it is not read"
 
 
-def test_files_without_ids_and_without_a_mapping_are_refused_with_the_cure(warehouse: Warehouse) -> None:
+def test_files_without_ids_and_without_a_mapping_are_rejected_with_the_cure(warehouse: Warehouse) -> None:
     table = warehouse.create("unmapped", SCHEMA)
     warehouse.add_parquet(table, rows(0, 10), ids=None, row_group_size=10)
     with pytest.raises(SchemaMismatch, match=r"files-000\.parquet has no field ids .* schema\.name-mapping\.default"):
@@ -283,7 +283,7 @@ def test_columns_that_were_added_renamed_reordered_and_widened_are_read(warehous
     assert_same_rows(found, oracle(table))
 
 
-def test_a_column_that_was_dropped_and_added_again_does_not_show_its_old_values(warehouse: Warehouse) -> None:
+def test_a_column_that_was_dropped_and_added_again_hides_its_old_values(warehouse: Warehouse) -> None:
     table = warehouse.create("again", SCHEMA)
     table.append(rows(0, 10))
     table.update_schema().delete_column("name").commit()
@@ -315,7 +315,7 @@ def test_structs_inside_lists_follow_their_own_ids(warehouse: Warehouse) -> None
     assert_same_rows(found, oracle(table))
 
 
-def test_a_partition_column_that_files_do_not_have_comes_from_the_table(warehouse: Warehouse) -> None:
+def test_a_partition_column_that_files_lack_comes_from_the_table(warehouse: Warehouse) -> None:
     spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
     table = warehouse.create("by_name", SCHEMA, partition_spec=spec)
     for number, name in enumerate(["a", "b", None]):
@@ -332,7 +332,7 @@ def test_a_partition_column_that_files_do_not_have_comes_from_the_table(warehous
     assert plan.pruning.num_units_counted == 0, "a constant needs no decoding"
 
 
-def test_a_file_whose_column_cannot_be_read_as_the_tables_is_refused_by_name(warehouse: Warehouse) -> None:
+def test_a_file_with_an_incompatible_column_is_rejected_by_name(warehouse: Warehouse) -> None:
     table = warehouse.create("wrong", SCHEMA)
     wrong = pa.table({"id": ["x", "y"], "name": ["a", "b"], "score": [1.0, 2.0]})
     warehouse.add_parquet(table, wrong, ids=IDS, row_group_size=10)
@@ -345,7 +345,7 @@ def test_a_file_whose_column_cannot_be_read_as_the_tables_is_refused_by_name(war
 # --- elsewhere ---
 
 
-def test_a_table_on_s3_is_read_through_what_its_catalog_says_of_the_storage(tmp_path: Path, s3: S3Server) -> None:
+def test_a_table_on_s3_is_read_with_the_storage_settings_of_its_catalog(tmp_path: Path, s3: S3Server) -> None:
     warehouse = Warehouse(
         tmp_path,
         warehouse=s3.new_url(),
@@ -402,7 +402,7 @@ def test_statistics_of_renamed_columns_save_decoding(warehouse: Warehouse) -> No
     assert plan.schema.names == ["score", "number"]
 
 
-def test_partitions_and_bounds_of_columns_leave_files_out(warehouse: Warehouse) -> None:
+def test_partitions_and_column_bounds_prune_files(warehouse: Warehouse) -> None:
     spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
     table = warehouse.create("by_name", SCHEMA, partition_spec=spec)
     table.append(rows(0, 100))
@@ -426,7 +426,7 @@ def test_partitions_and_bounds_of_columns_leave_files_out(warehouse: Warehouse) 
         ("id > 1000", NoData, r"no row passes the filter id > 1000 \(1 files were pruned"),
     ],
 )
-def test_filters_that_make_no_sense_are_refused(
+def test_invalid_filters_are_rejected(
     warehouse: Warehouse, scan_filter: Any, error: type[Exception], message: str
 ) -> None:
     table = warehouse.create("clicks", SCHEMA)
@@ -439,7 +439,7 @@ def test_filters_that_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize("as_orc", [False, True], ids=["parquet", "orc"])
-def test_position_deletes_leave_rows_out_and_units_count_what_is_left(warehouse: Warehouse, as_orc: bool) -> None:
+def test_position_deletes_remove_rows_from_row_groups_and_counts(warehouse: Warehouse, as_orc: bool) -> None:
     table, paths = groups_of_ten(warehouse, (0, 35), (35, 60))
     warehouse.delete_positions(table, {paths[0]: [*range(10, 20), 3, 34], paths[1]: [0, 24]}, as_orc=as_orc)
     warehouse.delete_positions(table, {paths[0]: [3, 4]}, as_orc=as_orc)
@@ -451,7 +451,7 @@ def test_position_deletes_leave_rows_out_and_units_count_what_is_left(warehouse:
     assert_same_rows(found, oracle(table))
 
 
-def test_deletes_of_positions_do_not_reach_files_of_later_commits_or_other_partitions(warehouse: Warehouse) -> None:
+def test_position_deletes_do_not_apply_to_later_commits_or_other_partitions(warehouse: Warehouse) -> None:
     spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
     table = warehouse.create("by_name", SCHEMA, partition_spec=spec)
     part = rows(0, 10).select(["id", "score"])
@@ -474,7 +474,7 @@ def test_deletion_vectors_are_applied(warehouse: Warehouse) -> None:
     assert_same_rows(found, oracle(table))
 
 
-def test_a_damaged_delete_file_is_never_passed_over(warehouse: Warehouse) -> None:
+def test_a_damaged_delete_file_is_never_skipped(warehouse: Warehouse) -> None:
     table, paths = groups_of_ten(warehouse, (0, 35))
     path = warehouse.delete_by_vector(table, {paths[0]: [0, 9, 30]})
     data = bytearray(Path(path).read_bytes())
@@ -484,7 +484,7 @@ def test_a_damaged_delete_file_is_never_passed_over(warehouse: Warehouse) -> Non
         plan_table(table, on_error="skip")
 
 
-def test_deletes_by_equality_apply_to_what_was_there_before(warehouse: Warehouse) -> None:
+def test_equality_deletes_apply_to_earlier_commits(warehouse: Warehouse) -> None:
     table, _ = groups_of_ten(warehouse, (0, 35))
     table.update_schema().rename_column("name", "label").commit()
     keys = pa.table({"name": ["n1", None], "score": [1.5, 7 / 4]})
@@ -500,7 +500,7 @@ def test_deletes_by_equality_apply_to_what_was_there_before(warehouse: Warehouse
     assert filtered["score"].to_pylist() == [n / 4 for n in (19, 22, 23, 20, 21)]
 
 
-def test_deletes_by_equality_stay_in_their_partition_unless_they_have_none(warehouse: Warehouse) -> None:
+def test_equality_deletes_stay_in_their_partition_unless_they_have_none(warehouse: Warehouse) -> None:
     spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
     table = warehouse.create("by_name", SCHEMA, partition_spec=spec)
     part = rows(0, 5).select(["id", "score"])
@@ -514,7 +514,7 @@ def test_deletes_by_equality_stay_in_their_partition_unless_they_have_none(wareh
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_deletes_by_equality_apply_everywhere_when_the_table_is_no_longer_partitioned(
+def test_equality_deletes_apply_everywhere_in_a_table_that_is_no_longer_partitioned(
     warehouse: Warehouse, version: str
 ) -> None:
     """In a table of version 1 a field that is removed stays in the spec, as one that is always null."""
@@ -536,7 +536,7 @@ def test_deletes_by_equality_apply_everywhere_when_the_table_is_no_longer_partit
 # --- snapshots ---
 
 
-def test_the_past_is_read_by_snapshot_and_by_time_with_the_schema_it_had(warehouse: Warehouse) -> None:
+def test_an_older_snapshot_is_read_by_id_and_by_time_with_its_schema(warehouse: Warehouse) -> None:
     table, _ = groups_of_ten(warehouse, (0, 20))
     before = table.current_snapshot()
     assert before is not None
@@ -552,7 +552,7 @@ def test_the_past_is_read_by_snapshot_and_by_time_with_the_schema_it_had(warehou
     assert planned(table)[0].column_names == ["id", "label", "score"]
 
 
-def test_a_state_that_was_asked_for_once_is_read_by_all_whatever_is_written_meanwhile(warehouse: Warehouse) -> None:
+def test_all_ranks_read_one_state_while_others_write(warehouse: Warehouse) -> None:
     table, _ = groups_of_ten(warehouse, (0, 20))
     table.update_schema().add_column("later", LongType()).commit()
     asked = table_state("db.numbers", warehouse.config)
@@ -567,7 +567,7 @@ def test_a_state_that_was_asked_for_once_is_read_by_all_whatever_is_written_mean
         plan_table(table, schema_id=9)
 
 
-def test_a_snapshot_that_is_not_there_is_refused_with_those_that_are(warehouse: Warehouse) -> None:
+def test_a_missing_snapshot_is_rejected_with_the_existing_ones(warehouse: Warehouse) -> None:
     empty = warehouse.create("empty", SCHEMA)
     with pytest.raises(NoData, match="has no snapshot"):
         plan_table(empty)
@@ -587,7 +587,7 @@ def test_a_snapshot_that_is_not_there_is_refused_with_those_that_are(warehouse: 
 # --- fingerprints ---
 
 
-def test_a_fingerprint_stands_for_the_rows_and_not_for_the_snapshot(warehouse: Warehouse) -> None:
+def test_the_fingerprint_identifies_the_rows_and_not_the_snapshot(warehouse: Warehouse) -> None:
     table, paths = groups_of_ten(warehouse, (0, 20))
     first = planned(table)[1].fingerprint
     assert planned(table)[1].fingerprint == first
@@ -601,7 +601,7 @@ def test_a_fingerprint_stands_for_the_rows_and_not_for_the_snapshot(warehouse: W
     assert len({first, fifth, planned(table)[1].fingerprint}) == 3
 
 
-def test_which_rows_are_deleted_is_part_of_the_fingerprint_even_if_the_counts_are_the_same(
+def test_the_fingerprint_includes_which_rows_are_deleted_even_with_equal_counts(
     warehouse: Warehouse,
 ) -> None:
     table, paths = groups_of_ten(warehouse, (0, 20))
@@ -630,7 +630,7 @@ def test_a_plan_can_be_pickled_for_other_processes(warehouse: Warehouse) -> None
 # --- the cache ---
 
 
-def test_what_was_found_in_files_is_remembered_until_other_rows_are_deleted(
+def test_file_metadata_is_cached_until_other_rows_are_deleted(
     warehouse: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = SurveyCache(directory=tmp_path / "cache")
@@ -660,7 +660,7 @@ def test_what_was_found_in_files_is_remembered_until_other_rows_are_deleted(
 # --- what goes wrong ---
 
 
-def test_files_that_are_gone_or_damaged_are_named_or_skipped(warehouse: Warehouse) -> None:
+def test_missing_or_damaged_files_are_named_or_skipped(warehouse: Warehouse) -> None:
     table, paths = groups_of_ten(warehouse, (0, 20), (20, 40), (40, 60))
     Path(paths[0]).unlink()
     with pytest.raises(DataFileMissing, match="files-000"):
@@ -675,7 +675,7 @@ def test_files_that_are_gone_or_damaged_are_named_or_skipped(warehouse: Warehous
         plan_table(table, on_error="skip")
 
 
-def test_a_damaged_row_group_that_is_found_while_counting_is_named_or_skipped(warehouse: Warehouse) -> None:
+def test_a_row_group_found_damaged_while_counting_is_named_or_skipped(warehouse: Warehouse) -> None:
     table, paths = groups_of_ten(warehouse, (0, 30))
     column = pq.ParquetFile(paths[0]).metadata.row_group(1).column(1)
     data = bytearray(Path(paths[0]).read_bytes())
@@ -690,7 +690,7 @@ def test_a_damaged_row_group_that_is_found_while_counting_is_named_or_skipped(wa
     assert (plan.pruning.num_files_skipped, plan.pruning.num_units_skipped) == (0, 1)
 
 
-def test_storage_that_cannot_be_reached_is_an_error_even_where_bad_files_are_skipped(
+def test_unreachable_storage_is_an_error_even_if_bad_files_are_skipped(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, _ = groups_of_ten(warehouse, (0, 20), (20, 40))
@@ -707,7 +707,7 @@ def test_storage_that_cannot_be_reached_is_an_error_even_where_bad_files_are_ski
         plan_table(table, scan_filter="name = 'n1'", on_error="skip")
 
 
-def test_avro_data_files_are_refused_with_the_cure(warehouse: Warehouse) -> None:
+def test_avro_data_files_are_rejected_with_the_cure(warehouse: Warehouse) -> None:
     table = warehouse.create("avro", SCHEMA)
     path = warehouse.path(".avro")
     Path(path).write_bytes(b"Obj\x01")
@@ -724,7 +724,7 @@ def test_columns_are_checked_against_the_table(warehouse: Warehouse) -> None:
         plan_table(table, columns=["id", "id"])
 
 
-def test_tables_and_catalogs_that_are_not_there_are_refused_without_telling_passwords(warehouse: Warehouse) -> None:
+def test_missing_tables_and_catalogs_are_rejected_without_printing_passwords(warehouse: Warehouse) -> None:
     warehouse.create("clicks", SCHEMA)
     with pytest.raises(InvalidArgument, match=r"no table 'db\.click'; did you mean 'db\.clicks'\?"):
         plan_table("db.click", warehouse.config)
@@ -740,12 +740,12 @@ def test_tables_and_catalogs_that_are_not_there_are_refused_without_telling_pass
         plan_table(warehouse.catalog.load_table("db.clicks"), {"type": "sql"})
 
 
-def test_an_empty_catalog_is_taken_for_a_wrong_address(tmp_path: Path) -> None:
+def test_an_empty_catalog_hints_at_a_wrong_address(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="it is empty: check uri and name"):
         plan_table("db.clicks", {"type": "sql", "uri": f"sqlite:///{tmp_path}/other.db"})
 
 
-def test_progress_is_told(warehouse: Warehouse) -> None:
+def test_progress_is_reported(warehouse: Warehouse) -> None:
     table, _ = groups_of_ten(warehouse, (0, 20), (20, 40))
     told: list[tuple[str, int, int]] = []
     plan_table(table, progress=lambda *step: told.append(step))
@@ -757,6 +757,6 @@ def test_progress_is_told(warehouse: Warehouse) -> None:
 def test_positions_are_numpy_and_sorted(warehouse: Warehouse) -> None:
     table, paths = groups_of_ten(warehouse, (0, 20))
     warehouse.delete_positions(table, {paths[0]: [5, 1]})
-    fit: Any = plan_table(table)[1].files[0].projection
-    assert fit.deleted.dtype == np.int64
-    assert fit.deleted.tolist() == [1, 5]
+    projection: Any = plan_table(table)[1].files[0].projection
+    assert projection.deleted.dtype == np.int64
+    assert projection.deleted.tolist() == [1, 5]

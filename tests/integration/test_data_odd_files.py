@@ -144,7 +144,7 @@ print("all read or refused")
 """
 
 
-def test_no_damaged_parquet_footer_ends_the_process(tmp_path: Path) -> None:
+def test_no_damaged_parquet_footer_aborts_the_process(tmp_path: Path) -> None:
     pq.write_table(
         pa.table(
             {
@@ -165,7 +165,7 @@ def test_no_damaged_parquet_footer_ends_the_process(tmp_path: Path) -> None:
     assert in_child(MUTATE, tmp_path / "a.parquet", 2500) == "all read or refused\n"
 
 
-def test_an_intact_file_that_pyarrow_cannot_decode_is_not_called_damaged(tmp_path: Path) -> None:
+def test_an_intact_file_that_pyarrow_cannot_decode_is_not_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": [1, 2, 3]}), path, compression="none", use_dictionary=False)
     names_codec = b"\x19\x18\x01x\x15"  # the path of the column, and then which codec its pages have
@@ -177,7 +177,7 @@ def test_an_intact_file_that_pyarrow_cannot_decode_is_not_called_damaged(tmp_pat
     assert "row group 0" in str(caught.value)
 
 
-def test_an_orc_file_with_a_codec_that_is_not_known_is_not_called_cut_off(tmp_path: Path) -> None:
+def test_an_orc_file_with_an_unknown_codec_is_not_reported_as_truncated(tmp_path: Path) -> None:
     path = tmp_path / "a.orc"
     paorc.write_table(pa.table({"x": [1, 2, 3]}), path, compression="zlib")
     data = bytearray(path.read_bytes())

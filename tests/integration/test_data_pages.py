@@ -78,7 +78,7 @@ def without_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not HAS_PAGE_ROWS, reason="pyarrow before 23 cannot limit the rows of a page")
-def test_pages_that_cannot_pass_are_not_read_and_the_plan_says_so(
+def test_pages_that_cannot_pass_are_not_read_and_the_plan_counts_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filters = "time >= 12_345 and time < 13_456 or time == 77_000"
@@ -100,7 +100,7 @@ def test_pages_that_cannot_pass_are_not_read_and_the_plan_says_so(
     assert report.rows(other.plan) == report.rows(dataset.plan)
 
 
-def test_what_pages_decide_is_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_decided_by_pages_are_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[tuple[int, tuple[tuple[int, int], ...]]] = []
 
     def noted(self: PagedFile, group: int, selection: Any, data: Any, rows: Any) -> pa.ChunkedArray:
@@ -118,7 +118,7 @@ def test_what_pages_decide_is_not_decoded(folder: Path, monkeypatch: pytest.Monk
     assert (dataset.plan.num_rows, dataset.plan.pruning.num_units_counted) == (12_500, 0)
 
 
-def test_a_row_group_whose_pages_all_fail_is_left_out(tmp_path: Path) -> None:
+def test_a_row_group_whose_pages_are_all_excluded_is_pruned(tmp_path: Path) -> None:
     """Its own statistics cannot tell: the value lies between the least and the greatest."""
     every_other = clicks().filter(pa.array(np.arange(NUM_ROWS) // 500 % 2 == 0))
     write(tmp_path / "a.parquet", every_other, group_rows=5000)
@@ -146,7 +146,7 @@ def test_shuffled_rows_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert dataset.get_metrics().total.bytes_read < other.get_metrics().total.bytes_read
 
 
-def test_a_remembered_survey_reads_the_same_parts(folder: Path, tmp_path: Path) -> None:
+def test_a_cached_survey_reads_the_same_parts(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"cache": str(tmp_path), "columns": ["x"]}
     first, dataset = load(folder, "time < 700", **options)
     again, other = load(folder, "time < 700", **options)
@@ -157,7 +157,7 @@ def test_a_remembered_survey_reads_the_same_parts(folder: Path, tmp_path: Path) 
     assert other.plan.pruning == dataset.plan.pruning
 
 
-def test_partitions_and_missing_columns_stand_beside_pages(tmp_path: Path) -> None:
+def test_partitions_and_missing_columns_combine_with_pages(tmp_path: Path) -> None:
     for day in (1, 2):
         (tmp_path / f"day={day}").mkdir()
         table = clicks(first=day * NUM_ROWS)
@@ -204,7 +204,7 @@ def filters(draw: st.DrawFn) -> list[list[tuple[str, str, Any]]]:
 
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(tables(), filters(), st.integers(1, 30), st.integers(20, 120), st.booleans(), st.sampled_from(["1.0", "2.0"]))
-def test_rows_are_those_of_pyarrows_filter_in_the_files_order(
+def test_rows_equal_pyarrows_filter_in_file_order(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     table: pa.Table,

@@ -362,7 +362,7 @@ NAN = math.nan
         (pa.array([2**24 + 1, 2**53 + 1, 2**63 - 1, 0]), "x in (0.0, 0.5)", [3]),
     ],
 )
-def test_what_statistics_used_to_get_wrong(
+def test_cases_that_statistics_once_got_wrong_are_right(
     tmp_path: Path, written: str, x: pa.Array, condition: Any, expected: list[int]
 ) -> None:
     table = pa.table({"x": x, "id": range(len(x))})
@@ -371,7 +371,7 @@ def test_what_statistics_used_to_get_wrong(
     assert delivered(tmp_path, kind_of_file, condition) == expected
 
 
-def test_unsigned_integers_above_the_signed_ones_are_compared_with_any_number(tmp_path: Path) -> None:
+def test_unsigned_integers_beyond_int64_compare_with_any_number(tmp_path: Path) -> None:
     table = pa.table({"x": pa.array([2**63 + 1, 2**64 - 1, 1, 0], pa.uint64()), "id": range(4)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
     for condition, expected in (
@@ -392,9 +392,7 @@ def test_bounds_are_compared_in_the_type_of_the_dataset_not_of_the_file(tmp_path
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_values_in_paths_are_compared_as_rows_are(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_values_in_paths_compare_as_rows_do(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     kind, values, literals = COLUMNS[data.draw(st.sampled_from(["int64", "string"]))]
     names = data.draw(
         st.lists(values.filter(lambda each: each not in ("", "\x00")), min_size=1, max_size=4, unique=True)
@@ -409,7 +407,7 @@ def test_values_in_paths_are_compared_as_rows_are(
     assert sorted(delivered(path, "parquet", condition)) == expected, condition
 
 
-def test_a_filter_that_fails_on_a_row_is_an_error_of_ours_that_names_the_columns(tmp_path: Path) -> None:
+def test_a_filter_that_fails_on_a_row_raises_an_error_that_names_the_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [2**60], "y": [0.5], "id": [0]}), tmp_path / "a.parquet")
     with pytest.raises(SchemaMismatch, match=r"x > y.*x is int64, y is double"):
         delivered(tmp_path, "parquet", pc.field("x") > pc.field("y"))

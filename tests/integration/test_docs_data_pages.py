@@ -303,11 +303,3 @@ def test_the_table_of_faults_names_every_error_of_data() -> None:
 
     assert known <= told
     assert [name for name in told if name not in errors.BY_KIND] == []
-
-
-def test_every_module_of_data_has_its_room_in_the_architecture() -> None:
-    rooms = section(ROOT / "ARCHITECTURE.md", "Data, room by room")
-    package = Path(inspect.getfile(formats)).parents[1]
-    modules = {path.name for path in package.rglob("*.py")} - {"__init__.py"}
-
-    assert set(re.findall(r"`(\w+\.py)`", rooms)) == modules

@@ -155,7 +155,7 @@ def test_columns_and_text_of_any_pyarrow_expression_are_known(
         (pc.scalar(value=True), "uses no column"),
     ],
 )
-def test_a_filter_that_is_not_understood_is_refused_with_what_to_write(filter_: object, cure: str) -> None:
+def test_a_malformed_filter_is_rejected_with_the_correct_form(filter_: object, cure: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         filters.parse(filter_)  # type: ignore[arg-type]
     assert cure in str(caught.value)
@@ -170,7 +170,7 @@ def test_a_long_list_of_values_has_a_short_text_that_still_tells_lists_apart() -
 
 
 @pytest.mark.parametrize("kind", [pa.duration("s"), pa.timestamp("s", "Europe/Berlin"), pa.time64("ns")])
-def test_times_beyond_those_of_python_have_a_text_of_their_own(kind: pa.DataType) -> None:
+def test_times_outside_pythons_range_have_distinct_texts(kind: pa.DataType) -> None:
     greatest = {pa.duration("s"): 2**63 - 1, pa.time64("ns"): 86_399_999_999_999}.get(kind, 253_402_300_799)
     values = pa.array([greatest - 1, greatest]).cast(kind)  # the last moment of year 9999 has no local time in Python
     field = pc.field("x")
@@ -191,7 +191,7 @@ def test_times_beyond_those_of_python_have_a_text_of_their_own(kind: pa.DataType
         (f"x > {-(2**70)} and x != {2**63}", [0, 2]),
     ],
 )
-def test_integers_that_need_64_bits_without_a_sign_or_more_are_compared(text: str, rows: list[int]) -> None:
+def test_integers_beyond_int64_are_compared(text: str, rows: list[int]) -> None:
     table = pa.table({"x": pa.array([0, 2**63, 2**64 - 1, None], pa.uint64())})
     found = expressions.mask(table, filters.bind(filters.parse(text), table.schema).expression).to_pylist()
     assert [number for number, value in enumerate(found) if value] == rows
@@ -214,7 +214,7 @@ def test_a_long_chain_of_conditions_written_as_text_or_tuples_is_read() -> None:
         ("x", "not true or false"),
     ],
 )
-def test_a_filter_that_does_not_fit_the_columns_is_refused(text: str, told: str) -> None:
+def test_a_filter_that_does_not_fit_the_columns_is_rejected(text: str, told: str) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         filters.bind(filters.parse(text), TABLE.schema)
     assert told in str(caught.value)
@@ -251,7 +251,7 @@ def test_the_text_of_a_filter_means_the_same_filter(text: str) -> None:
 
 
 @given(CONDITIONS)
-def test_what_is_left_where_a_column_is_known_passes_the_same_rows(text: str) -> None:
+def test_the_rest_of_a_filter_with_known_columns_passes_the_same_rows(text: str) -> None:
     condition = filters.parse(text)
     known = pa.table({"a": pa.array([0, 1, 2, None], pa.int64())})
     tree = expressions.decode(condition.expression)

@@ -24,19 +24,19 @@ def vector(rows: set[int]) -> bytes:
 
 @given(rows=st.sets(st.integers(0, 2**34)))
 @example(rows=set(range(100_000, 170_000)))
-def test_a_deletion_vector_is_read_back(rows: set[int]) -> None:
+def test_a_deletion_vector_round_trips(rows: set[int]) -> None:
     assert decode_vector(vector(rows)).tolist() == sorted(rows)
 
 
 @given(place=st.integers(0, 10_000), change=st.integers(1, 255))
-def test_a_damaged_deletion_vector_is_refused(place: int, change: int) -> None:
+def test_a_damaged_deletion_vector_is_rejected(place: int, change: int) -> None:
     blob = bytearray(vector({1, 5, 2**33}))
     blob[place % len(blob)] ^= change
     with pytest.raises(ValueError, match=r"not a deletion vector|checksum"):
         decode_vector(bytes(blob))
 
 
-def test_a_deletion_vector_that_ends_early_is_refused() -> None:
+def test_a_truncated_deletion_vector_is_rejected() -> None:
     blob = vector({1, 5, 2**33})
     for length in range(len(blob)):
         with pytest.raises(ValueError, match=r"not a deletion vector|checksum"):
@@ -62,7 +62,7 @@ def table(rows: list[dict[str, Any]], names: list[str]) -> pa.Table:
     rows=st.lists(records, max_size=30),
     names=st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, unique=True),
 )
-def test_rows_match_a_delete_by_equality_when_all_its_columns_are_the_same_null_included(
+def test_rows_match_an_equality_delete_if_all_its_columns_are_equal_null_included(
     keys: list[dict[str, Any]], rows: list[dict[str, Any]], names: list[str]
 ) -> None:
     wanted = {tuple(key[name] for name in names) for key in keys}

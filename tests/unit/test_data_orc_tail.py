@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from strata.data.formats.orc_tail import (
     INTEGERS,
+    OrcTail,
     Postscript,
     Statistics,
-    Tail,
     TailDamaged,
     decompressed,
     fields,
@@ -36,7 +36,7 @@ def written(table: pa.Table, **options: object) -> bytes:
     return sink.getvalue()
 
 
-def tail_of(data: bytes) -> Tail:
+def tail_of(data: bytes) -> OrcTail:
     postscript = parse_postscript(memoryview(data)[-256:], len(data))
     return parse_tail(memoryview(data)[-postscript.tail_bytes :], postscript, len(data))
 
@@ -54,7 +54,7 @@ def table() -> pa.Table:
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
-def test_stripes_are_where_they_are_and_have_the_rows_they_have(table: pa.Table, compression: str) -> None:
+def test_stripes_have_their_offsets_and_row_counts(table: pa.Table, compression: str) -> None:
     data = written(table, compression=compression, stripe_size=1)
     tail, native = tail_of(data), paorc.ORCFile(pa.BufferReader(data))
     assert len(tail.stripes) == native.nstripes >= (1 if compression == "zstd" else 2)
@@ -79,7 +79,7 @@ def test_stripes_are_where_they_are_and_have_the_rows_they_have(table: pa.Table,
     assert sum(each[6].num_values for each in statistics) == NUM_ROWS * 9 // 10
 
 
-def test_statistics_are_those_of_the_rows() -> None:
+def test_statistics_match_the_rows() -> None:
     day = dt.date(2026, 1, 1)
     time = dt.datetime(1960, 1, 1, 0, 0, 0, 1)  # noqa: DTZ001
     table = pa.table(
@@ -113,9 +113,9 @@ def test_statistics_are_those_of_the_rows() -> None:
     assert tail.file_statistics(99) is None
 
 
-def test_statistics_of_the_first_writers_are_not_believed() -> None:
+def test_statistics_of_the_first_writers_are_ignored() -> None:
     tail = tail_of(written(pa.table({"id": [1, 2]})))
-    old = Tail(
+    old = OrcTail(
         postscript=Postscript(0, 0, "none", 1 << 18, 0, 0),
         num_rows=2,
         stripes=tail.stripes,
@@ -129,13 +129,13 @@ def test_statistics_of_the_first_writers_are_not_believed() -> None:
     assert old.file_statistics(1) is None
 
 
-def test_bounds_without_a_word_about_nulls_allow_them() -> None:
+def test_bounds_without_null_counts_allow_nulls() -> None:
     found = parse_statistics(memoryview(b"\x08\x02\x12\x04\x08\x01\x10\x04"), min(INTEGERS), has_utc=True)
     assert found == Statistics(2, True, -1, 2)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_anything_but_parse_or_be_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_rejected(data: bytes) -> None:
     view = memoryview(data)
     for codec in ("none", "zlib", "snappy", "lz4", "zstd", "lzo"):
         with contextlib.suppress(TailDamaged):
@@ -148,7 +148,7 @@ def test_no_bytes_do_anything_but_parse_or_be_refused(data: bytes) -> None:
 
 
 @given(data=st.data())
-def test_a_tail_with_a_wrong_byte_parses_or_is_refused(data: st.DataObject) -> None:
+def test_a_tail_with_a_flipped_byte_is_parsed_or_rejected(data: st.DataObject) -> None:
     whole = bytearray(written(pa.table({"id": list(range(50)), "word": ["a"] * 50, "deep": [[1]] * 50})))
     postscript = parse_postscript(memoryview(whole)[-256:], len(whole))
     place = data.draw(st.integers(len(whole) - postscript.tail_bytes, len(whole) - 1))
@@ -160,14 +160,14 @@ def test_a_tail_with_a_wrong_byte_parses_or_is_refused(data: st.DataObject) -> N
         assert len(tail.stripe_statistics([0, 1, 2, 3])) == len(tail.stripes)
 
 
-def test_a_small_chunk_that_becomes_huge_is_refused_or_cut() -> None:
+def test_a_small_chunk_that_decompresses_to_a_huge_one_is_rejected_or_cut() -> None:
     bomb = pa.Codec("snappy").compress(bytes(10_000_000), asbytes=True)
     section = memoryview((len(bomb) << 1).to_bytes(3, "little") + bomb)
     with pytest.raises(TailDamaged, match="10000000 bytes, but 262144 are allowed"):
         decompressed(section, Postscript(0, 0, "snappy", 1 << 18, 6, 0))
 
 
-def test_fields_of_every_wire_type_are_passed_over() -> None:
+def test_fields_of_every_wire_type_are_skipped() -> None:
     message = b"\x08\x96\x01" + b"\x11" + bytes(8) + b"\x1a\x02hi" + b"\x25" + bytes(4)
     assert [
         (number, value if isinstance(value, int) else bytes(value)) for number, value in fields(memoryview(message))

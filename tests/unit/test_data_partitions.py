@@ -33,17 +33,17 @@ def file_of(name: str) -> DataFile:
         ("k%3Dx=%2F/f.parquet", (("k=x", "/"),)),
     ],
 )
-def test_a_name_tells_its_partition(name: str, expected: tuple[tuple[str, str | None], ...]) -> None:
+def test_the_partition_is_read_from_the_name(name: str, expected: tuple[tuple[str, str | None], ...]) -> None:
     assert hive_partition(name) == expected
 
 
-def test_a_key_that_stands_twice_is_refused_with_the_name() -> None:
+def test_a_repeated_key_is_rejected_with_the_name() -> None:
     with pytest.raises(SchemaMismatch, match=r"a=1/a=2/f\.parquet contains the partition key 'a' twice"):
         hive_partition("a=1/a=2/f.parquet")
 
 
 @given(st.lists(st.text(), min_size=1))
-def test_whatever_a_value_is_it_comes_back(values: list[str]) -> None:
+def test_every_partition_value_round_trips(values: list[str]) -> None:
     name = "".join(f"k{i}={quote(value, safe='')}/" for i, value in enumerate(values)) + "f.parquet"
     expected = [(f"k{i}", value) for i, value in enumerate(values)]
     if NULL not in values:
@@ -68,7 +68,7 @@ def test_whatever_a_value_is_it_comes_back(values: list[str]) -> None:
         ([""], pa.string()),
     ],
 )
-def test_a_column_is_of_integers_if_all_its_values_are(values: list[str], expected: pa.DataType) -> None:
+def test_a_partition_column_is_int64_if_all_values_are_integers(values: list[str], expected: pa.DataType) -> None:
     files = [file_of(f"k={value}/f{i}.parquet") for i, value in enumerate(values)]
     for order in (files, files[::-1]):
         assert partition_fields(order) == [pa.field("k", expected)]
@@ -88,12 +88,12 @@ def test_no_files_and_no_keys_give_no_columns() -> None:
 
 
 @pytest.mark.parametrize("other", ["g.parquet", "b=1/g.parquet", "a=1/b=2/g.parquet"])
-def test_files_with_other_keys_are_refused_and_two_are_named(other: str) -> None:
+def test_files_with_different_keys_are_rejected_and_two_are_named(other: str) -> None:
     with pytest.raises(SchemaMismatch, match=rf"a=1/f\.parquet has a, {other} has"):
         partition_fields([file_of("a=1/f.parquet"), file_of(other)])
 
 
-def test_a_value_that_is_not_of_its_columns_type_is_refused() -> None:
+def test_a_partition_value_of_another_type_is_rejected() -> None:
     fields = [pa.field("a", pa.int64())]
     with pytest.raises(SchemaMismatch, match=r"a=x/f\.parquet has a='x', but this key has integer values"):
         partition_values(file_of("a=x/f.parquet"), fields)

@@ -55,7 +55,7 @@ def test_csv_has_as_many_records_as_pyarrow_finds(quote: str | None, data: bytes
 
 
 @given(data=TEXTS, quote=st.sampled_from(['"', None]))
-def test_records_do_not_depend_on_the_pieces_that_a_text_is_read_in(data: bytes, quote: str | None) -> None:
+def test_records_do_not_depend_on_the_size_of_reads(data: bytes, quote: str | None) -> None:
     records = CsvRecords(",", quote)
     whole = rows_of(records, data)
     for piece_bytes in range(1, len(data) + 1):
@@ -74,7 +74,7 @@ def test_line_ends_in_quotes_and_doubled_quotes_belong_to_the_record() -> None:
     ]
 
 
-def test_a_stretch_without_a_whole_record_has_none() -> None:
+def test_a_stretch_without_a_complete_record_is_empty() -> None:
     for data in (b"", b"a", b'"a\n', b"a\r"):
         assert CsvRecords().ends(memoryview(data), is_last=False).stop == 0
     assert CsvRecords().ends(memoryview(b"a\r"), is_last=True).stop == 2
@@ -100,7 +100,7 @@ def test_json_has_a_record_for_every_line_that_is_not_blank(
     unit_bytes=st.integers(1, 40),
     cuts=st.lists(st.integers(0, 30), max_size=5),
 )
-def test_units_hold_all_records_and_do_not_depend_on_how_they_come(
+def test_row_groups_contain_all_records_and_do_not_depend_on_the_stretches(
     sizes: list[int], unit_bytes: int, cuts: list[int]
 ) -> None:
     ends = 100 + np.cumsum(np.array(sizes, np.int64))

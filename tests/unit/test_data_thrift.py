@@ -20,7 +20,7 @@ def test_integers_are_read_as_they_were_written(number: int) -> None:
 
 
 @given(st.binary(max_size=300), st.lists(numbers, max_size=20), st.lists(st.binary(max_size=5), max_size=20))
-def test_a_struct_is_read_as_it_was_written_and_unknown_fields_are_passed_over(
+def test_a_struct_round_trips_and_unknown_fields_are_skipped(
     data: bytes, integers: list[int], binaries: list[bytes]
 ) -> None:
     inner = thrift.struct([(1, thrift.I64, thrift.integer(7)), (40, thrift.BINARY, thrift.binary(data))])
@@ -47,7 +47,7 @@ def test_a_struct_is_read_as_it_was_written_and_unknown_fields_are_passed_over(
 
 
 @given(st.data())
-def test_a_struct_that_is_cut_off_is_damaged(data: st.DataObject) -> None:
+def test_a_truncated_struct_is_damaged(data: st.DataObject) -> None:
     written = thrift.struct([(1, thrift.BINARY, thrift.binary(b"word")), (2, thrift.I64, thrift.integer(1 << 40))])
     scan = Scanner(written[: data.draw(st.integers(0, len(written) - 1))])
     with pytest.raises(ThriftDamaged):
@@ -67,13 +67,13 @@ def test_a_struct_that_is_cut_off_is_damaged(data: st.DataObject) -> None:
         b"\x06\x01\x00",  # a field below the first
     ],
 )
-def test_what_would_never_end_is_damaged(data: bytes) -> None:
+def test_endless_values_are_damaged(data: bytes) -> None:
     with pytest.raises(ThriftDamaged):
         Scanner(data).struct({})
 
 
 @given(st.one_of(st.binary(max_size=200), st.lists(st.integers(0, 63), max_size=200).map(bytes)))
-def test_no_bytes_do_more_than_be_damaged(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_damaged(data: bytes) -> None:
     pages = read_pages(PAGES, Range(4, 300), 30)
     for read in (
         lambda: Scanner(data).struct({}),
@@ -128,7 +128,7 @@ def test_pages_are_read_from_an_offset_index() -> None:
         locations((-10, 90, 0)),
     ],
 )
-def test_pages_that_cannot_be_are_refused(data: bytes) -> None:
+def test_inconsistent_pages_are_rejected(data: bytes) -> None:
     with pytest.raises(ThriftDamaged):
         read_pages(data, Range(4, 300), 30)
 
@@ -165,6 +165,6 @@ def test_bounds_are_read_from_a_column_index(null_counts: list[int] | None) -> N
         bounds([False, False, True], 3, [3, 0, 5], low=b"xx"),
     ],
 )
-def test_bounds_that_cannot_be_are_refused(data: bytes) -> None:
+def test_inconsistent_bounds_are_rejected(data: bytes) -> None:
     with pytest.raises(ThriftDamaged):
         read_bounds(data, read_pages(PAGES, Range(4, 300), 30), 8, 1)

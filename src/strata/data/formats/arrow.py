@@ -87,7 +87,7 @@ class ArrowFormat:
             outline = _read_outline(handle)
             return self._measure(handle, outline, columns)
 
-    def _measure(self, handle: _Handle, outline: _Outline, columns: Sequence[str] | None) -> FileFacts:
+    def _measure(self, handle: _Handle, outline: _FileOutline, columns: Sequence[str] | None) -> FileFacts:
         schema = outline.schema
         wanted = set(range(len(schema)) if columns is None else map(schema.get_field_index, columns)) - {-1}
         units: list[Unit] = []
@@ -354,7 +354,7 @@ class _Handle:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Outline:
+class _FileOutline:
     """The schema of a file, and its footer if it has one."""
 
     schema: pa.Schema
@@ -399,7 +399,7 @@ def _changed(handle: _Handle) -> DataFileChanged:
     )
 
 
-def _read_planned_outline(handle: _Handle, version: str) -> _Outline:
+def _read_planned_outline(handle: _Handle, version: str) -> _FileOutline:
     """Read the outline and check that the file is the planned one.
 
     Raises:
@@ -416,7 +416,7 @@ def _read_planned_outline(handle: _Handle, version: str) -> _Outline:
     return outline
 
 
-def _read_outline(handle: _Handle) -> _Outline:
+def _read_outline(handle: _Handle) -> _FileOutline:
     beginning = handle.read(0, _FIRST_MESSAGE + GUESS_BYTES)
     head = beginning[:NUM_HEAD_BYTES]
     footer = b""
@@ -445,7 +445,7 @@ def _read_outline(handle: _Handle) -> _Outline:
     digest = xxhash.xxh3_64(handle.size.to_bytes(8, "little"))
     digest.update(located.header)
     digest.update(footer)
-    return _Outline(schema, located.header, located.end, blocks, digest.hexdigest())
+    return _FileOutline(schema, located.header, located.end, blocks, digest.hexdigest())
 
 
 def _may_be_stream(head: bytes) -> bool:
@@ -476,7 +476,7 @@ def _read_footer(handle: _Handle) -> bytes:
     return tail[-end_bytes - length : -end_bytes]
 
 
-def _read_messages(handle: _Handle, outline: _Outline, digest: xxhash.xxh3_64) -> Iterator[_LocatedMessage]:
+def _read_messages(handle: _Handle, outline: _FileOutline, digest: xxhash.xxh3_64) -> Iterator[_LocatedMessage]:
     """Yield all messages after the schema, and add them to the digest."""
     blocks = outline.blocks
     for located in _walk_stream(handle, outline.first_message) if blocks is None else _read_blocks(handle, blocks):
@@ -541,7 +541,7 @@ def _read_blocks(
         yield from pool.map(read, numbered)
 
 
-def _add_nulls(null_counts: dict[int, int], outline: _Outline, message: Message) -> None:
+def _add_nulls(null_counts: dict[int, int], outline: _FileOutline, message: Message) -> None:
     column_slots = outline.slots(message)
     if column_slots is None:
         null_counts.clear()

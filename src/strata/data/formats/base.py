@@ -2,7 +2,8 @@
 
 A file is a sequence of *row groups*, the smallest parts that can be decoded on their own: a Parquet row group, an ORC
 stripe, an Arrow record batch, or a byte range of text that ends with a record. The number of rows of each row group is
-known before it is decoded, because the row order of a dataset is computed from these numbers.
+known before it is decoded, because the row order of a dataset is computed from these numbers. In code a row group is a
+`Unit`, so that it is not confused with that of Parquet.
 """
 
 from __future__ import annotations

@@ -15,7 +15,15 @@ import pyarrow as pa
 from pyiceberg import types as iceberg
 from pyiceberg.types import ListType, MapType, StructType
 
-from strata.data.iceberg.projection import Cast, FitColumn, List, Map, Member, Recipe, Struct
+from strata.data.iceberg.projection import (
+    Cast,
+    ColumnProjection,
+    Conversion,
+    ListConversion,
+    MapConversion,
+    MemberConversion,
+    StructConversion,
+)
 from strata.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -48,7 +56,7 @@ class Resolver:
     """Constants of all rows of the file by field id, where the table is partitioned by the column itself."""
     wide: bool = False
 
-    def fit(self, fields: Iterable[NestedField]) -> dict[str, FitColumn]:
+    def project(self, fields: Iterable[NestedField]) -> dict[str, ColumnProjection]:
         """Return how to read these columns of the table from the file.
 
         Raises:
@@ -73,13 +81,13 @@ class Resolver:
             )
         return _by_id(self.file_schema, self.mapping.root)
 
-    def _column(self, field: NestedField, found: _Found | None) -> FitColumn:
+    def _column(self, field: NestedField, found: _Found | None) -> ColumnProjection:
         if found is not None:
-            return FitColumn(
-                self._recipe(field.field_type, found.field.type, found.inside, field.name), found.field.name
+            return ColumnProjection(
+                self._conversion(field.field_type, found.field.type, found.inside, field.name), found.field.name
             )
         kind = self._type(field.field_type, field.name)
-        return FitColumn(Cast(kind), None, self._constant(field, kind, field.name))
+        return ColumnProjection(Cast(kind), None, self._constant(field, kind, field.name))
 
     def _constant(self, field: NestedField, kind: pa.DataType, where: str) -> pa.Scalar | None:
         if field.field_id in self.partition:
@@ -91,21 +99,21 @@ class Resolver:
             )
         return _scalar(field.initial_default, kind)
 
-    def _recipe(
+    def _conversion(
         self, wanted: IcebergType, found: pa.DataType, inside: Sequence[MappedField] | None, where: str
-    ) -> Recipe:
+    ) -> Conversion:
         kind = self._type(wanted, where)
         if isinstance(wanted, StructType) and pa.types.is_struct(found):
             return self._struct(wanted, kind, found, inside, where)
         if isinstance(wanted, ListType) and (pa.types.is_list(found) or pa.types.is_large_list(found)):
-            element = self._recipe(
+            element = self._conversion(
                 wanted.element_type, found.value_type, _mapped(inside, "element"), f"{where}.element"
             )
-            return _simplest(List(kind, element), found)
+            return _simplest(ListConversion(kind, element), found)
         if isinstance(wanted, MapType) and pa.types.is_map(found):
-            key = self._recipe(wanted.key_type, found.key_type, _mapped(inside, "key"), f"{where}.key")
-            value = self._recipe(wanted.value_type, found.item_type, _mapped(inside, "value"), f"{where}.value")
-            return _simplest(Map(kind, key, value), found)
+            key = self._conversion(wanted.key_type, found.key_type, _mapped(inside, "key"), f"{where}.key")
+            value = self._conversion(wanted.value_type, found.item_type, _mapped(inside, "value"), f"{where}.value")
+            return _simplest(MapConversion(kind, key, value), found)
         if wanted.is_primitive and not pa.types.is_nested(found) and can_read(found, kind):
             return Cast(kind)
         raise SchemaMismatch(
@@ -120,19 +128,19 @@ class Resolver:
         found: pa.DataType,
         inside: Sequence[MappedField] | None,
         where: str,
-    ) -> Recipe:
+    ) -> Conversion:
         by_id = _by_id([found.field(index) for index in range(found.num_fields)], inside)
         members = []
         for field in wanted.fields:
             path = f"{where}.{field.name}"
             member = by_id.get(field.field_id)
             if member is not None:
-                recipe = self._recipe(field.field_type, member.field.type, member.inside, path)
-                members.append(Member(field.name, member.index, recipe))
+                conversion = self._conversion(field.field_type, member.field.type, member.inside, path)
+                members.append(MemberConversion(field.name, member.index, conversion))
             else:
                 missing = self._type(field.field_type, path)
-                members.append(Member(field.name, None, Cast(missing), self._constant(field, missing, path)))
-        return _simplest(Struct(kind, tuple(members)), found)
+                members.append(MemberConversion(field.name, None, Cast(missing), self._constant(field, missing, path)))
+        return _simplest(StructConversion(kind, tuple(members)), found)
 
     def _type(self, wanted: IcebergType, where: str) -> pa.DataType:
         kind = arrow_type(wanted, wide=self.wide)
@@ -168,18 +176,20 @@ def _mapped(mapping: Sequence[MappedField] | None, name: str) -> Sequence[Mapped
     return next((mapped.fields for mapped in mapping if name in mapped.names), [])
 
 
-def _simplest(recipe: Struct | List | Map, found: pa.DataType) -> Recipe:
+def _simplest(conversion: StructConversion | ListConversion | MapConversion, found: pa.DataType) -> Conversion:
     """Return a plain cast if every part stays unchanged and in place."""
-    return Cast(recipe.type) if recipe.type.equals(found) and _keeps(recipe) else recipe
+    return Cast(conversion.type) if conversion.type.equals(found) and _keeps(conversion) else conversion
 
 
-def _keeps(recipe: Recipe) -> bool:
-    if isinstance(recipe, Struct):
-        return all(member.source == index and _keeps(member.recipe) for index, member in enumerate(recipe.members))
-    if isinstance(recipe, List):
-        return _keeps(recipe.element)
-    if isinstance(recipe, Map):
-        return _keeps(recipe.key) and _keeps(recipe.value)
+def _keeps(conversion: Conversion) -> bool:
+    if isinstance(conversion, StructConversion):
+        return all(
+            member.source == index and _keeps(member.conversion) for index, member in enumerate(conversion.members)
+        )
+    if isinstance(conversion, ListConversion):
+        return _keeps(conversion.element)
+    if isinstance(conversion, MapConversion):
+        return _keeps(conversion.key) and _keeps(conversion.value)
     return True
 
 

@@ -23,7 +23,7 @@ from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.projection import NO_ROWS, IcebergFit
+from strata.data.iceberg.projection import NO_ROWS, IcebergProjection
 from strata.errors import DataError, DataFileInvalid, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as DeleteFile
     from pyiceberg.types import NestedField
 
-    from strata.data.iceberg.probe import Layouts, LazyReader, ProbedFile, Request
+    from strata.data.iceberg.probe import FileLayouts, LazyReader, ProbedFile, Request
     from strata.data.iceberg.scan import Locator, ScannedFile
     from strata.data.source.source import DataFile, Source
 
@@ -221,7 +221,7 @@ def _search(codes: Positions, distinct: Positions) -> tuple[Positions, Flags]:
 class EqualityDeletes:
     """The equality deletes of a scan. They are read first, and then used by several threads."""
 
-    def __init__(self, request: Request, layouts: Layouts, *, wide: bool) -> None:
+    def __init__(self, request: Request, layouts: FileLayouts, *, wide: bool) -> None:
         self._request = request
         self._layouts = layouts
         self._wide = wide
@@ -248,10 +248,10 @@ class EqualityDeletes:
         for ids, group in _by_columns(probed.scanned.equality_deletes).items():
             values = self._read[_paths(group)]
             names = values.keys.column_names
-            fit = IcebergFit(
-                replace(probed.layout.resolver, wide=self._wide).fit(self._fields(ids, group[0].file_path))
+            projection = IcebergProjection(
+                replace(probed.layout.resolver, wide=self._wide).project(self._fields(ids, group[0].file_path))
             )
-            deleted |= values.matches(fit.apply(reader.read(unit, fit.file_columns(names)), unit, names))
+            deleted |= values.matches(projection.apply(reader.read(unit, projection.file_columns(names)), unit, names))
         return np.flatnonzero(deleted).astype(np.int64) + unit.first_row
 
     def _values(self, delete: DeleteFile, fields: Sequence[NestedField]) -> pa.Table:
@@ -259,7 +259,7 @@ class EqualityDeletes:
         table = read_deletes(delete, file, self._request.source, None)
         resolver = replace(self._layouts.of_deletes(file, table.schema), wide=self._wide)
         names = [each.name for each in fields]
-        return IcebergFit(resolver.fit(fields)).apply(table, Unit(0, table.num_rows, 0, 0, 0), names)
+        return IcebergProjection(resolver.project(fields)).apply(table, Unit(0, table.num_rows, 0, 0, 0), names)
 
     def _fields(self, ids: Iterable[int], where: str) -> list[NestedField]:
         """Return the compared columns, also those that were dropped, named by their ids because names may repeat."""

@@ -16,7 +16,7 @@ from strata.data.iceberg.columns import arrow_type
 from strata.data.iceberg.deletes import read_positions
 from strata.data.iceberg.filter import parse as parse_filters
 from strata.data.iceberg.probe import Request, digest_of
-from strata.data.iceberg.projection import IcebergFit
+from strata.data.iceberg.projection import IcebergProjection
 from strata.data.iceberg.scan import Locator, scan
 from strata.data.iceberg.survey import survey
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from strata.data.formats.base import FileFacts, Format
     from strata.data.iceberg.catalog import TableState
     from strata.data.iceberg.probe import CountedFile
-    from strata.data.iceberg.projection import FitColumn
+    from strata.data.iceberg.projection import ColumnProjection
     from strata.data.iceberg.scan import Scan
-    from strata.data.iceberg.survey import Survey
+    from strata.data.iceberg.survey import TableSurvey
     from strata.data.plan.cache import SurveyCache
     from strata.data.plan.surveyor import Progress
     from strata.data.source.source import Source
@@ -179,7 +179,7 @@ def _arrow_schema(fields: Sequence[NestedField], *, wide: bool) -> pa.Schema:
 def _assemble(
     request: Request,
     name: str,
-    seen: Survey,
+    seen: TableSurvey,
     found: Scan,
     *,
     columns: tuple[str, ...],
@@ -208,7 +208,7 @@ def _assemble(
 
 def _planned(counted: CountedFile) -> PlannedFile:
     probed = counted.probed
-    return PlannedFile(probed.file, probed.format.name, probed.facts.version, probed.facts.schema, counted.fit)
+    return PlannedFile(probed.file, probed.format.name, probed.facts.version, probed.facts.schema, counted.projection)
 
 
 def _units(files: Sequence[CountedFile]) -> RowGroups:
@@ -232,7 +232,7 @@ def _units(files: Sequence[CountedFile]) -> RowGroups:
     )
 
 
-def _why_nothing(name: str, seen: Survey, found: Scan, condition: Condition | None) -> str:
+def _why_nothing(name: str, seen: TableSurvey, found: Scan, condition: Condition | None) -> str:
     if seen.skipped and not seen.files:
         file, reason = seen.skipped[0]
         return f"{name}: none of its {len(seen.skipped)} files can be read; the first is {file}: {reason}"
@@ -251,7 +251,7 @@ def _null_counts(files: Sequence[CountedFile], columns: Sequence[str]) -> dict[s
     for alike in _alike(files):
         facts = [each.probed.facts for each in alike]
         for name in columns:
-            totals[name] += _nulls(alike[0].fit.columns[name], facts)
+            totals[name] += _nulls(alike[0].projection.columns[name], facts)
     return {name: total for name, total in totals.items() if total}
 
 
@@ -263,7 +263,7 @@ def _alike(files: Sequence[CountedFile]) -> list[list[CountedFile]]:
     return list(groups.values())
 
 
-def _nulls(column: FitColumn, facts: Sequence[FileFacts]) -> int:
+def _nulls(column: ColumnProjection, facts: Sequence[FileFacts]) -> int:
     """Return the number of nulls that these files state."""
     if column.source is None:
         return 0 if column.constant is not None else sum(unit.num_rows for each in facts for unit in each.units)
@@ -275,13 +275,13 @@ def _fingerprint(table: Table, plan: Plan) -> str:
     files = [
         (f"{table.metadata.table_uuid} {each.file.name}", f"{each.version} {digest_of(each.projection.deleted)}")
         for each in plan.files
-        if isinstance(each.projection, IcebergFit)
+        if isinstance(each.projection, IcebergProjection)
     ]
     numbers = [plan.unit_file, plan.unit_index, plan.unit_rows, plan.split_starts]
     return fingerprint(files, numbers, plan.condition_text)
 
 
-def _pruning(seen: Survey, found: Scan, units: RowGroups) -> Pruning:
+def _pruning(seen: TableSurvey, found: Scan, units: RowGroups) -> Pruning:
     return Pruning(
         num_files=len(found.files) + found.num_pruned,
         num_files_pruned=found.num_pruned,

@@ -16,7 +16,7 @@ from strata.data.filter import filter as filters
 from strata.data.filter.expression import Presence
 from strata.data.iceberg.columns import Resolver
 from strata.data.iceberg.filter import renamed
-from strata.data.iceberg.projection import IcebergFit
+from strata.data.iceberg.projection import IcebergProjection
 from strata.data.plan.probe import UNREADABLE
 from strata.data.plan.schema import keeps_values
 from strata.errors import DataError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strata.data.filter.filter import Condition
     from strata.data.formats.base import FileFacts, Format, Reader, Unit
     from strata.data.iceberg.deletes import EqualityDeletes
-    from strata.data.iceberg.projection import FitColumn
+    from strata.data.iceberg.projection import ColumnProjection
     from strata.data.iceberg.scan import Locator, ScannedFile
     from strata.data.source.source import DataFile, Source
 
@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class FileLayout:
     """The shared properties of files with equal columns and partitions, as most files of a table are."""
 
     schema: pa.Schema
@@ -62,20 +62,20 @@ class Layout:
     """The file's columns, by the table's names."""
     is_guessed: bool
     """Whether the guessed column names were exactly those in the file."""
-    _fits: dict[bool, dict[str, FitColumn]] = field(default_factory=dict)
+    _fits: dict[bool, dict[str, ColumnProjection]] = field(default_factory=dict)
 
-    def columns(self, fields: tuple[NestedField, ...], *, wide: bool) -> dict[str, FitColumn]:
+    def columns(self, fields: tuple[NestedField, ...], *, wide: bool) -> dict[str, ColumnProjection]:
         """Return how to read these columns.
 
         Raises:
             SchemaMismatch: The files' columns do not fit the table's.
         """
         if wide not in self._fits:
-            self._fits[wide] = replace(self.resolver, wide=wide).fit(fields)
+            self._fits[wide] = replace(self.resolver, wide=wide).project(fields)
         return self._fits[wide]
 
 
-class Layouts:
+class FileLayouts:
     """The layouts of a table's files. Used by several threads, which at worst create one twice."""
 
     def __init__(self, request: Request) -> None:
@@ -94,9 +94,9 @@ class Layouts:
         old = [each.name for schema in schemas for each in schema.fields if each.field_id in wanted]
         self.names = sorted({*old, *(each.name for each in request.fields)})
         """All names that the columns ever had; which of them a file uses is known once it is open."""
-        self._known: dict[str, list[Layout]] = defaultdict(list)
+        self._known: dict[str, list[FileLayout]] = defaultdict(list)
 
-    def of(self, file: DataFile, schema: pa.Schema, scanned: IcebergFile) -> Layout:
+    def of(self, file: DataFile, schema: pa.Schema, scanned: IcebergFile) -> FileLayout:
         """Return the layout of a file.
 
         Raises:
@@ -110,7 +110,7 @@ class Layouts:
         resolver = Resolver(file.name, schema, self._mapping, partition)
         sources = resolver.sources(self._request.fields)
         exact = {source.name for source in sources.values()}
-        made = Layout(schema, resolver, sources, exact == set(self.names) & set(schema.names))
+        made = FileLayout(schema, resolver, sources, exact == set(self.names) & set(schema.names))
         alike.append(made)
         return made
 
@@ -127,10 +127,12 @@ class ProbedFile:
     file: DataFile
     format: Format
     facts: FileFacts
-    layout: Layout
+    layout: FileLayout
 
 
-def probe_file(request: Request, layouts: Layouts, scanned: ScannedFile, known: FileFacts | None = None) -> ProbedFile:
+def probe_file(
+    request: Request, layouts: FileLayouts, scanned: ScannedFile, known: FileFacts | None = None
+) -> ProbedFile:
     """Read the metadata of a file, unless it is `known` from a cache.
 
     Raises:
@@ -200,7 +202,7 @@ class CountedFile:
     """A data file, and the rows it will deliver."""
 
     probed: ProbedFile
-    fit: IcebergFit
+    projection: IcebergProjection
     unit_rows: tuple[int, ...]
     """The number of rows to deliver, per row group."""
     num_units_counted: int = 0
@@ -210,7 +212,7 @@ class CountedFile:
 
     @property
     def deleted_digest(self) -> str:
-        return digest_of(self.fit.deleted)
+        return digest_of(self.projection.deleted)
 
 
 def digest_of(deleted: npt.NDArray[np.int64]) -> str:
@@ -236,23 +238,23 @@ def count(
     columns = probed.layout.columns(request.fields, wide=wide)
     bad: dict[int, str] = {}
     if request.condition is None and not probed.scanned.equality_deletes:
-        fit = IcebergFit(columns, positions)
-        return CountedFile(probed, fit, tuple(fit.num_left(unit) for unit in probed.facts.units))
+        projection = IcebergProjection(columns, positions)
+        return CountedFile(probed, projection, tuple(projection.num_left(unit) for unit in probed.facts.units))
     with LazyReader(probed, request.source) as reader:
         deleted = [positions]
         if probed.scanned.equality_deletes:
             for unit in probed.facts.units:
                 with _Skipping(request, unit, probed, bad):
                     deleted.append(equality.deleted_rows(probed, unit, reader))
-        fit = IcebergFit(columns, np.unique(np.concatenate(deleted)) if len(deleted) > 1 else positions)
+        projection = IcebergProjection(columns, np.unique(np.concatenate(deleted)) if len(deleted) > 1 else positions)
         if request.condition is None:
-            rows, num_counted = [fit.num_left(unit) for unit in probed.facts.units], 0
-        elif known is not None and known.deleted_digest == digest_of(fit.deleted) and not bad:
+            rows, num_counted = [projection.num_left(unit) for unit in probed.facts.units], 0
+        elif known is not None and known.deleted_digest == digest_of(projection.deleted) and not bad:
             rows, num_counted = list(known.unit_rows), known.num_units_counted
         else:
-            rows, num_counted = _filtered(request, request.condition, probed, fit, reader, bad)
+            rows, num_counted = _filtered(request, request.condition, probed, projection, reader, bad)
     unit_rows = [0 if unit.index in bad else num for unit, num in zip(probed.facts.units, rows, strict=True)]
-    return CountedFile(probed, fit, tuple(unit_rows), num_counted, tuple(bad.values()))
+    return CountedFile(probed, projection, tuple(unit_rows), num_counted, tuple(bad.values()))
 
 
 class _Skipping:
@@ -275,44 +277,51 @@ class _Skipping:
 
 
 def _filtered(
-    request: Request, condition: Condition, probed: ProbedFile, fit: IcebergFit, reader: LazyReader, bad: dict[int, str]
+    request: Request,
+    condition: Condition,
+    probed: ProbedFile,
+    projection: IcebergProjection,
+    reader: LazyReader,
+    bad: dict[int, str],
 ) -> tuple[list[int], int]:
     rows, num_counted = [], 0
-    for unit, presence in zip(probed.facts.units, _presence(request, condition, probed, fit), strict=True):
-        num_left = fit.num_left(unit) if presence != Presence.NONE and unit.index not in bad else 0
+    for unit, presence in zip(probed.facts.units, _presence(request, condition, probed, projection), strict=True):
+        num_left = projection.num_left(unit) if presence != Presence.NONE and unit.index not in bad else 0
         if presence == Presence.SOME and num_left:
             num_counted += 1
             with _Skipping(request, unit, probed, bad):
-                table = reader.read(unit, fit.file_columns(condition.columns))
+                table = reader.read(unit, projection.file_columns(condition.columns))
                 place = f"{probed.file.name}, {probed.format.unit_name} {unit.index}"
-                num_left = filters.count(condition, fit.apply(table, unit, condition.columns), place)
+                num_left = filters.count(condition, projection.apply(table, unit, condition.columns), place)
         rows.append(num_left)
     return rows, num_counted
 
 
-def _presence(request: Request, condition: Condition, probed: ProbedFile, fit: IcebergFit) -> Sequence[Presence]:
+def _presence(
+    request: Request, condition: Condition, probed: ProbedFile, projection: IcebergProjection
+) -> Sequence[Presence]:
     """Return what constants of the file, and then statistics, decide about each row group without decoding."""
     facts = probed.facts
     if not facts.units:
         return []
     tree = condition.tree
-    absent = [name for name in condition.columns if fit.columns[name].source is None]
+    absent = [name for name in condition.columns if projection.columns[name].source is None]
     if absent:
         one_row = replace(facts.units[0], num_rows=1)
-        left = expression.resolve(tree, IcebergFit(fit.columns).apply(pa.table({}), one_row, absent))[0]
+        left = expression.resolve(tree, IcebergProjection(projection.columns).apply(pa.table({}), one_row, absent))[0]
         if left.node is None:
             return [left.presence] * len(facts.units)
         tree = left.node
     names = expression.columns(tree)
-    if not all(_keeps_values(facts.schema, fit, name) for name in names):
+    if not all(_keeps_values(facts.schema, projection, name) for name in names):
         return [Presence.SOME] * len(facts.units)
-    sources = {name: str(fit.columns[name].source) for name in names}
-    types = {sources[name]: fit.columns[name].recipe.type for name in names}
+    sources = {name: str(projection.columns[name].source) for name in names}
+    types = {sources[name]: projection.columns[name].conversion.type for name in names}
     schema = pa.schema(sorted(types.items()))
     return probed.format.presence(request.source, probed.file, facts, renamed(tree, sources), schema)
 
 
-def _keeps_values(schema: pa.Schema, fit: IcebergFit, name: str) -> bool:
+def _keeps_values(schema: pa.Schema, projection: IcebergProjection, name: str) -> bool:
     """Return whether the file's values equal the table's: no time is truncated, no struct is taken apart."""
-    column = fit.columns[name]
-    return column.is_plain and keeps_values(schema.field(column.source).type, column.recipe.type)
+    column = projection.columns[name]
+    return column.is_plain and keeps_values(schema.field(column.source).type, column.conversion.type)

@@ -32,43 +32,43 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberConversion:
     """One member of a struct: its index in the file's struct, or a constant."""
 
     name: str
     source: int | None
-    recipe: Recipe
+    conversion: Conversion
     constant: pa.Scalar | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Struct:
+class StructConversion:
     type: pa.DataType
-    members: tuple[Member, ...]
+    members: tuple[MemberConversion, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class List:
+class ListConversion:
     type: pa.DataType
-    element: Recipe
+    element: Conversion
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class MapConversion:
     type: pa.DataType
-    key: Recipe
-    value: Recipe
+    key: Conversion
+    value: Conversion
 
 
-Recipe: TypeAlias = "Cast | Struct | List | Map"
+Conversion: TypeAlias = "Cast | StructConversion | ListConversion | MapConversion"
 """How an array of the file becomes one of the table; `type` is the resulting type."""
 
 
 @dataclass(frozen=True, slots=True)
-class FitColumn:
+class ColumnProjection:
     """How to read one column of the table from a file."""
 
-    recipe: Recipe
+    conversion: Conversion
     source: str | None = None
     """The file's column; None if the file lacks it."""
     constant: pa.Scalar | None = None
@@ -77,14 +77,14 @@ class FitColumn:
     @property
     def is_plain(self) -> bool:
         """Whether the values in the file are those that are delivered."""
-        return self.source is not None and isinstance(self.recipe, Cast)
+        return self.source is not None and isinstance(self.conversion, Cast)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IcebergFit:
+class IcebergProjection:
     """The `Fit` of a data file."""
 
-    columns: Mapping[str, FitColumn]
+    columns: Mapping[str, ColumnProjection]
     deleted: npt.NDArray[np.int64] = field(default_factory=lambda: NO_ROWS)
     """Deleted rows of the file, counted from its first row: sorted and unique."""
 
@@ -116,47 +116,47 @@ class IcebergFit:
     def _column(self, table: pa.Table, name: str, num_rows: int) -> pa.ChunkedArray | pa.Array:
         column = self.columns[name]
         if column.source is None:
-            return _repeat(column.constant, column.recipe.type, num_rows)
-        return _shape_chunks(table.column(column.source), column.recipe)
+            return _repeat(column.constant, column.conversion.type, num_rows)
+        return _convert_chunks(table.column(column.source), column.conversion)
 
 
 def _repeat(constant: pa.Scalar | None, kind: pa.DataType, num_rows: int) -> pa.Array:
     return pa.nulls(num_rows, kind) if constant is None else pa.repeat(constant, num_rows)
 
 
-def _shape_chunks(column: pa.ChunkedArray, recipe: Recipe) -> pa.ChunkedArray:
-    if isinstance(recipe, Cast):
+def _convert_chunks(column: pa.ChunkedArray, conversion: Conversion) -> pa.ChunkedArray:
+    if isinstance(conversion, Cast):
         return (
             column
-            if column.type.equals(recipe.type)
-            else pa.chunked_array([_cast(chunk, recipe.type) for chunk in column.chunks], type=recipe.type)
+            if column.type.equals(conversion.type)
+            else pa.chunked_array([_cast(chunk, conversion.type) for chunk in column.chunks], type=conversion.type)
         )
-    return pa.chunked_array([shape(chunk, recipe) for chunk in column.chunks], type=recipe.type)
+    return pa.chunked_array([convert_array(chunk, conversion) for chunk in column.chunks], type=conversion.type)
 
 
-def shape(array: pa.Array, recipe: Recipe) -> pa.Array:
-    """Apply a recipe to an array."""
-    if isinstance(recipe, Cast):
-        return _cast(array, recipe.type)
-    if isinstance(recipe, Struct):
-        return _shape_struct(array, recipe)
-    if isinstance(recipe, List):
-        return _rebuild(array, recipe.type, shape(array.values, recipe.element))
+def convert_array(array: pa.Array, conversion: Conversion) -> pa.Array:
+    """Apply a conversion to an array."""
+    if isinstance(conversion, Cast):
+        return _cast(array, conversion.type)
+    if isinstance(conversion, StructConversion):
+        return _convert_struct(array, conversion)
+    if isinstance(conversion, ListConversion):
+        return _rebuild(array, conversion.type, convert_array(array.values, conversion.element))
     entries = pa.StructArray.from_arrays(
-        [shape(array.keys, recipe.key), shape(array.items, recipe.value)],
-        fields=[recipe.type.key_field, recipe.type.item_field],
+        [convert_array(array.keys, conversion.key), convert_array(array.items, conversion.value)],
+        fields=[conversion.type.key_field, conversion.type.item_field],
     )
-    return _rebuild(array, recipe.type, entries)
+    return _rebuild(array, conversion.type, entries)
 
 
-def _shape_struct(array: pa.StructArray, recipe: Struct) -> pa.Array:
+def _convert_struct(array: pa.StructArray, conversion: StructConversion) -> pa.Array:
     members = [
-        _repeat(member.constant, member.recipe.type, len(array))
+        _repeat(member.constant, member.conversion.type, len(array))
         if member.source is None
-        else shape(array.field(member.source), member.recipe)
-        for member in recipe.members
+        else convert_array(array.field(member.source), member.conversion)
+        for member in conversion.members
     ]
-    fields = [pa.field(member.name, member.recipe.type) for member in recipe.members]
+    fields = [pa.field(member.name, member.conversion.type) for member in conversion.members]
     return pa.StructArray.from_arrays(members, fields=fields, mask=array.is_null())
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from strata.data.iceberg.columns import is_wide
 from strata.data.iceberg.deletes import EqualityDeletes
-from strata.data.iceberg.probe import CountedFile, KnownCounts, Layouts, ProbedFile, count, probe_file
+from strata.data.iceberg.probe import CountedFile, FileLayouts, KnownCounts, ProbedFile, count, probe_file
 from strata.data.iceberg.projection import NO_ROWS
 from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
@@ -43,7 +43,7 @@ _DELETES = "deletes"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Survey:
+class TableSurvey:
     files: tuple[CountedFile, ...]
     wide: bool
     """Whether strings and lists have 64-bit offsets."""
@@ -60,7 +60,7 @@ def survey(
     num_threads: int,
     cache: SurveyCache | None = None,
     progress: Progress | None = None,
-) -> Survey:
+) -> TableSurvey:
     """Inspect all files.
 
     Raises:
@@ -71,7 +71,7 @@ def survey(
     """
     cached = _CachedFiles(request, cache)
     tasks = _ThreadedTasks(request.skips, num_threads, progress)
-    layouts = Layouts(request)
+    layouts = FileLayouts(request)
     probed = tasks.each(
         lambda one: probe_file(request, layouts, one, cached.facts(one)),
         files,
@@ -100,7 +100,7 @@ def survey(
     bad = [(one.probed.file.name, reason) for one in found for reason in one.bad_units]
     skipped = (*tasks.skipped, *bad)
     log_skipped(skipped)
-    return Survey(tuple(found), wide, skipped, len(tasks.skipped))
+    return TableSurvey(tuple(found), wide, skipped, len(tasks.skipped))
 
 
 class _ThreadedTasks:

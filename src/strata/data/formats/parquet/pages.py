@@ -28,12 +28,12 @@ from strata.data.formats.base import Judged, Saving, join_rows
 from strata.data.formats.parquet import statistics as parquet_statistics
 from strata.data.formats.parquet import thrift
 from strata.data.formats.parquet.page_index import (
-    Chunk,
-    Column,
+    ChunkIndexes,
     IndexDamaged,
     IndexedFooter,
     Page,
     PageBounds,
+    StoredColumn,
     range_of,
     read_bounds,
     read_chunk,
@@ -88,7 +88,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ReadPlan:
     """How to read some rows of a row group."""
 
     paged: tuple[Selection, ...]
@@ -158,7 +158,7 @@ class PagedFile:
                 made[group] = judged
         return made
 
-    def _bounds(self, groups: Sequence[int], columns: Sequence[Column]) -> dict[tuple[int, int], PageBounds]:
+    def _bounds(self, groups: Sequence[int], columns: Sequence[StoredColumn]) -> dict[tuple[int, int], PageBounds]:
         """Return page bounds by (row group, leaf), where they are stated and consistent."""
         widths = {column.leaves.start: column.width for column in columns}
         if not self._footer.orders:  # the sort order of the bounds is unknown
@@ -182,7 +182,7 @@ class PagedFile:
 
     # --- choosing ---
 
-    def choose(self, group: int, columns: Sequence[str], rows: Sequence[Rows]) -> Choice:
+    def choose(self, group: int, columns: Sequence[str], rows: Sequence[Rows]) -> ReadPlan:
         """Return which pages contain these rows, and for which columns reading only those pays."""
         numbers = self._numbers(columns)
         stored = [self._footer.columns[number] for number in numbers]
@@ -208,7 +208,7 @@ class PagedFile:
             else:
                 whole.append(number)
                 saving += Saving(num_pages=len(pages), num_bytes=num_bytes)
-        return Choice(tuple(paged), tuple(whole), saving)
+        return ReadPlan(tuple(paged), tuple(whole), saving)
 
     def _numbers(self, columns: Sequence[str]) -> list[int]:
         numbers = [self._schema.get_field_index(name) for name in columns]
@@ -277,7 +277,7 @@ class PagedFile:
     def _column_file(
         self,
         number: int,
-        chunk: Chunk,
+        chunk: ChunkIndexes,
         dictionary: memoryview,
         contents: Sequence[memoryview],
         num_rows: int,
@@ -315,7 +315,7 @@ class PagedFile:
     def _file(
         self,
         contents: Sequence[bytes | memoryview],
-        columns: Sequence[Column],
+        columns: Sequence[StoredColumn],
         leaves: Sequence[int],
         groups: Sequence[bytes],
         num_rows: int,

@@ -26,7 +26,7 @@ from pyiceberg.types import (
 
 from strata.data.formats.base import Unit
 from strata.data.iceberg.columns import Resolver, arrow_type, can_read, is_wide
-from strata.data.iceberg.projection import Cast, IcebergFit
+from strata.data.iceberg.projection import Cast, IcebergProjection
 from strata.errors import SchemaMismatch
 
 
@@ -39,14 +39,14 @@ def resolver(*fields: pa.Field, **more: Any) -> Resolver:
 
 
 def read(made: Resolver, fields: list[NestedField], rows: pa.Table) -> dict[str, list[Any]]:
-    fit = IcebergFit(made.fit(fields))
+    projection = IcebergProjection(made.project(fields))
     names = [field.name for field in fields]
-    read = rows.select(fit.file_columns(names))
-    return fit.apply(read, Unit(0, rows.num_rows, 0, 0, 0), names).to_pydict()
+    read = rows.select(projection.file_columns(names))
+    return projection.apply(read, Unit(0, rows.num_rows, 0, 0, 0), names).to_pydict()
 
 
 @pytest.mark.parametrize("key", [b"PARQUET:field_id", b"iceberg.id"])
-def test_ids_decide_and_names_do_not(key: bytes) -> None:
+def test_columns_are_matched_by_id_and_not_by_name(key: bytes) -> None:
     made = resolver(
         with_id("b", pa.int32(), 1, key), with_id("a", pa.int32(), 2, key), with_id("c", pa.int32(), 9, key)
     )
@@ -55,7 +55,7 @@ def test_ids_decide_and_names_do_not(key: bytes) -> None:
     assert found == {"a": [1], "b": [2], "c": [None]}
 
 
-def test_once_a_file_has_ids_columns_without_one_are_not_the_tables() -> None:
+def test_in_a_file_with_ids_columns_without_an_id_are_ignored() -> None:
     made = resolver(with_id("a", pa.int32(), 1), pa.field("b", pa.int32()))
     mapped = Resolver(
         made.file_name, made.file_schema, create_mapping_from_schema(Schema(NestedField(2, "b", IntegerType()))), {}
@@ -63,7 +63,7 @@ def test_once_a_file_has_ids_columns_without_one_are_not_the_tables() -> None:
     assert set(mapped.sources([NestedField(1, "a", IntegerType()), NestedField(2, "b", IntegerType())])) == {"a"}
 
 
-def test_what_is_not_in_the_file_comes_from_the_partition_then_the_initial_default_then_is_null() -> None:
+def test_a_missing_column_comes_from_the_partition_then_the_initial_default_then_null() -> None:
     made = resolver(with_id("x", pa.int32(), 99), partition={1: 19_000, 2: None, 5: uuid.UUID(int=7)})
     fields = [
         NestedField(1, "day", DateType(), initial_default=dt.date(1999, 1, 1)),
@@ -82,11 +82,11 @@ def test_what_is_not_in_the_file_comes_from_the_partition_then_the_initial_defau
     }
 
 
-def test_a_required_column_that_is_nowhere_is_refused() -> None:
+def test_a_missing_required_column_is_rejected() -> None:
     with pytest.raises(
         SchemaMismatch, match=r"file\.parquet has no column need \(field id 1\), which the table requires"
     ):
-        resolver(with_id("x", pa.int32(), 99)).fit([NestedField(1, "need", LongType(), required=True)])
+        resolver(with_id("x", pa.int32(), 99)).project([NestedField(1, "need", LongType(), required=True)])
 
 
 NESTED = Schema(
@@ -114,10 +114,10 @@ def test_nested_fields_without_ids_are_found_by_the_name_mapping() -> None:
     found = read(made, list(NESTED.fields), rows)
     assert found["points"] == [[{"x": 2, "new": None}, None], None]
     assert found["by_name"] == [[("k", {"y": 3})], []]
-    assert isinstance(made.fit(NESTED.fields)["by_name"].recipe, Cast), "nothing moved: nothing is rebuilt"
+    assert isinstance(made.project(NESTED.fields)["by_name"].conversion, Cast), "nothing moved: nothing is rebuilt"
 
 
-def test_a_member_that_was_dropped_and_added_again_does_not_show_its_old_values() -> None:
+def test_a_member_that_was_dropped_and_added_again_hides_its_old_values() -> None:
     point = pa.struct([with_id("x", pa.int64(), 3), with_id("new", pa.string(), 77)])
     made = resolver(with_id("points", pa.list_(with_id("element", point, 2)), 1))
     rows = pa.table({"points": [[{"x": 1, "new": "old value"}]]}, schema=made.file_schema)
@@ -136,15 +136,15 @@ def test_a_member_that_was_dropped_and_added_again_does_not_show_its_old_values(
     ],
     ids=str,
 )
-def test_types_that_lose_something_are_refused(found: pa.DataType, wanted: Any) -> None:
+def test_lossy_type_changes_are_rejected(found: pa.DataType, wanted: Any) -> None:
     with pytest.raises(SchemaMismatch, match=r"file\.parquet: column c.* cannot be read as the table's"):
-        resolver(with_id("c", found, 1)).fit([NestedField(1, "c", wanted)])
+        resolver(with_id("c", found, 1)).project([NestedField(1, "c", wanted)])
 
 
-def test_types_without_a_counterpart_are_refused_with_the_cure() -> None:
+def test_unsupported_types_are_rejected_with_the_cure() -> None:
     assert arrow_type(GeometryType(), wide=False) is None
     with pytest.raises(SchemaMismatch, match=r"column g has the type geometry.*exclude it with columns="):
-        resolver(with_id("g", pa.binary(), 1)).fit([NestedField(1, "g", GeometryType())])
+        resolver(with_id("g", pa.binary(), 1)).project([NestedField(1, "g", GeometryType())])
 
 
 @pytest.mark.parametrize(
@@ -172,6 +172,6 @@ def test_a_files_type_is_read_if_it_is_the_same_kind_and_no_wider(
     assert can_read(found, wanted) is possible
 
 
-def test_wide_offsets_are_seen_at_any_depth() -> None:
+def test_wide_offsets_are_detected_at_any_depth() -> None:
     assert is_wide([pa.int64(), pa.list_(pa.struct([("x", pa.dictionary(pa.int8(), pa.large_string()))]))])
     assert not is_wide([pa.string(), pa.list_(pa.binary()), pa.map_(pa.string(), pa.int8())])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from strata.data.formats.base import FileFacts
 from strata.data.formats.parquet import chunks, footer_batch
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.pyarrow_private import ParquetReader, open_parquet
+from strata.data.pyarrow_private import LowLevelReader, open_parquet
 from strata.data.source.source import DataFile, Source
 from strata.errors import DataError, DataFileInvalid, DataFileMissing, StorageError
 
@@ -38,7 +38,7 @@ def num_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many row groups there were each time that the decoder was asked."""
     found: list[int] = []
 
-    def counting(*arguments: Any, **options: Any) -> ParquetReader:
+    def counting(*arguments: Any, **options: Any) -> LowLevelReader:
         reader = open_parquet(*arguments, **options)
         found.append(reader.metadata.num_row_groups)
         return reader
@@ -88,7 +88,7 @@ def check(files: Sequence[DataFile], columns: Sequence[str] | None = None, sourc
 
 
 @pytest.mark.parametrize("columns", [None, ["name"], ["point", "nobody has it"], []], ids=str)
-def test_files_of_one_writer_are_parsed_together_and_say_the_same(
+def test_files_of_one_writer_are_parsed_together_with_the_same_result(
     tmp_path: Path, num_opened: list[int], columns: list[str] | None
 ) -> None:
     files = [written(tmp_path / f"{n}.parquet", rows(n, 10 + n), row_group_size=7) for n in range(40)]
@@ -103,7 +103,7 @@ def test_files_of_one_writer_are_parsed_together_and_say_the_same(
     assert len(num_opened) == 3  # what they look like is known by now: all 40
 
 
-def test_files_of_several_schemas_and_writers_are_told_apart(tmp_path: Path) -> None:
+def test_files_of_several_schemas_and_writers_are_distinguished(tmp_path: Path) -> None:
     def one(number: int) -> DataFile:
         table = rows(number)
         options: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def test_files_of_several_schemas_and_writers_are_told_apart(tmp_path: Path) -> 
     assert len(footer_batch._families) == footer_batch.MAX_FAMILIES
 
 
-def test_a_file_that_cannot_be_read_spoils_no_other(tmp_path: Path) -> None:
+def test_an_unreadable_file_does_not_affect_others(tmp_path: Path) -> None:
     files = [written(tmp_path / f"{n}.parquet", rows(n)) for n in range(12)]
     (tmp_path / "2.parquet").write_bytes(b"")
     whole = (tmp_path / "4.parquet").read_bytes()
@@ -159,11 +159,11 @@ def test_a_file_that_cannot_be_read_spoils_no_other(tmp_path: Path) -> None:
     ],
     ids=["rows", "row groups", "their end", "their beginning"],
 )
-def test_a_file_whose_row_groups_are_damaged_is_opened_alone_and_so_are_those_with_it(
+def test_a_file_with_damaged_row_groups_is_opened_alone_as_are_those_parsed_with_it(
     tmp_path: Path, num_opened: list[int], damage: Callable[[bytes], bytes]
 ) -> None:
     files = [written(tmp_path / f"{n}.parquet", rows(n)) for n in range(5)]
-    layout = footer_batch.layout_of(footer_of(tmp_path / "2.parquet"))
+    layout = footer_batch.common_parts_of(footer_of(tmp_path / "2.parquet"))
     assert layout is not None
     whole, footer = (tmp_path / "2.parquet").read_bytes(), footer_of(tmp_path / "2.parquet")
     own = footer[len(layout.head) : -len(layout.tail)]
@@ -190,7 +190,7 @@ def test_files_of_another_file_system_are_read_through_it(tmp_path: Path, num_op
     assert source.counter.total == sum(file.size_bytes for file in files)
 
 
-def test_threads_that_meet_other_schemas_do_not_mislead_each_other(tmp_path: Path) -> None:
+def test_threads_with_different_schemas_do_not_interfere(tmp_path: Path) -> None:
     kinds: list[Callable[[int], pa.Table]] = [
         lambda n, k=kind: pa.table({f"column_{k}": [n] * (k + 1)})  # type: ignore[misc]
         for kind in range(footer_batch.MAX_FAMILIES + 2)
@@ -218,10 +218,10 @@ def footer_of(path: Path) -> bytes:
     return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
 
 
-def test_a_footer_joined_of_one_is_that_footer_but_for_the_form_of_a_length(tmp_path: Path) -> None:
+def test_joining_one_footer_returns_it_except_for_the_form_of_a_length(tmp_path: Path) -> None:
     written(tmp_path / "a.parquet", rows(1, 100), row_group_size=5)  # 20 row groups: as a long list
     footer = footer_of(tmp_path / "a.parquet")
-    layout = footer_batch.layout_of(footer)
+    layout = footer_batch.common_parts_of(footer)
     assert layout is not None
     part = footer_batch.row_groups_of(footer, layout)
     assert part is not None
@@ -229,34 +229,34 @@ def test_a_footer_joined_of_one_is_that_footer_but_for_the_form_of_a_length(tmp_
     assert footer_batch.join_footers(layout, [part]) == footer
 
 
-def test_a_footer_of_another_layout_is_not_taken_apart(tmp_path: Path) -> None:
+def test_a_footer_of_another_layout_is_not_split(tmp_path: Path) -> None:
     written(tmp_path / "a.parquet", rows(1))
     written(tmp_path / "b.parquet", rows(1).select(["id"]))
     one, other = footer_of(tmp_path / "a.parquet"), footer_of(tmp_path / "b.parquet")
-    layout = footer_batch.layout_of(one)
+    layout = footer_batch.common_parts_of(one)
     assert layout is not None
     assert footer_batch.row_groups_of(other, layout) is None
     assert footer_batch.row_groups_of(layout.head + layout.tail, layout) is None
-    assert footer_batch.row_groups_of(layout.head, footer_batch.Layout(layout.head, b"")) is None
+    assert footer_batch.row_groups_of(layout.head, footer_batch.CommonParts(layout.head, b"")) is None
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_footer_have_no_layout_or_one_that_holds_them(data: bytes) -> None:
+def test_arbitrary_bytes_have_no_layout_or_one_that_contains_them(data: bytes) -> None:
     for footer in (data, b"\x15\x04\x19" + data, b"\x15\x04\x19\x0c\x16\x02\x19" + data):
-        layout = footer_batch.layout_of(footer)
+        layout = footer_batch.common_parts_of(footer)
         if layout is not None:
             assert footer.startswith(layout.head)
             assert footer.endswith(layout.tail)
             assert footer_batch.row_groups_of(footer, layout) is not None
 
 
-def test_structs_in_structs_without_end_have_no_layout() -> None:
-    assert footer_batch.layout_of(b"\x1c" * 10_000) is None
-    assert footer_batch.layout_of(b"\x15\x04\x19" + b"\x19" * 10_000) is None
+def test_endlessly_nested_structs_have_no_layout() -> None:
+    assert footer_batch.common_parts_of(b"\x1c" * 10_000) is None
+    assert footer_batch.common_parts_of(b"\x15\x04\x19" + b"\x19" * 10_000) is None
 
 
-def test_threads_that_meet_a_new_form_of_footers_learn_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_learn_a_new_form_of_footers_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"a": [1], "b": ["x"], "c": [1.5]}), sink)
     data = sink.getvalue()

@@ -59,7 +59,7 @@ def search(path: Any, suffixes: Any = PARQUET, **more: Any) -> list[str]:
 # What is found
 
 
-def test_a_file_is_itself(tmp_path: Path) -> None:
+def test_a_path_of_a_file_finds_that_file(tmp_path: Path) -> None:
     make(tmp_path, "a.parquet", content=b"four")
     found = discover(tmp_path / "a.parquet", suffixes=PARQUET)
     about = (tmp_path / "a.parquet").stat()
@@ -67,13 +67,13 @@ def test_a_file_is_itself(tmp_path: Path) -> None:
     assert found.source.is_local
 
 
-def test_a_directory_is_searched_to_the_bottom_in_code_point_order(tmp_path: Path) -> None:
+def test_a_directory_is_listed_recursively_in_code_point_order(tmp_path: Path) -> None:
     make(tmp_path, "b.parquet", "a/z.parquet", "a/b/c/y.PQ", "B.parquet", "a-1.parquet", "ä.parquet", "a.parquet")
     expected = ["B.parquet", "a-1.parquet", "a.parquet", "a/b/c/y.PQ", "a/z.parquet", "b.parquet", "ä.parquet"]
     assert search(tmp_path) == search(f"{tmp_path}/") == search(tmp_path.as_uri()) == expected
 
 
-def test_hidden_files_and_markers_are_passed_over_and_counted(tmp_path: Path) -> None:
+def test_hidden_files_and_markers_are_skipped_and_counted(tmp_path: Path) -> None:
     make(tmp_path, "a.parquet", "_SUCCESS", ".a.parquet.crc", "a.parquet.crc", "_tmp/b.parquet", "x/.git/c.parquet")
     make(tmp_path, "_metadata.parquet", "dir_$folder$", "x/_k=1/d.parquet", "_k=1.parquet", "notes.txt", "README")
     os.mkfifo(tmp_path / "pipe.parquet")
@@ -82,7 +82,7 @@ def test_hidden_files_and_markers_are_passed_over_and_counted(tmp_path: Path) ->
     assert found.passed_over == {"": 1, ".txt": 1, "hidden or marker": 9}
 
 
-def test_a_file_that_is_named_is_taken_whatever_its_name(tmp_path: Path) -> None:
+def test_a_file_requested_by_name_is_selected_whatever_its_name(tmp_path: Path) -> None:
     make(tmp_path, "_hidden", "data.bin", ".x/a.txt")
     assert search(tmp_path / "_hidden") == ["_hidden"]
     assert search([tmp_path / "data.bin", tmp_path / ".x/a.txt"]) == [".x/a.txt", "data.bin"]
@@ -95,7 +95,7 @@ def test_a_directory_below_a_hidden_one_can_be_searched(tmp_path: Path) -> None:
     assert search(tmp_path / "_staging/.part") == ["a.parquet"]
 
 
-def test_names_do_not_depend_on_where_the_dataset_lies(tmp_path: Path) -> None:
+def test_names_do_not_depend_on_the_location_of_the_dataset(tmp_path: Path) -> None:
     for place in ("one", "two/deep/er"):
         make(tmp_path / place, "a=1/x.parquet", "a=2/y.parquet")
     assert search(tmp_path / "one") == search(tmp_path / "two/deep/er") == search(f"{tmp_path}/two/deep/er/*/*.parquet")
@@ -118,7 +118,9 @@ def test_names_do_not_depend_on_where_the_dataset_lies(tmp_path: Path) -> None:
         ("*/.*.parquet", ["d2/.hidden.parquet"]),
     ],
 )
-def test_a_pattern_stands_for_what_it_matches(tmp_path: Path, pattern: str, expected: list[str]) -> None:
+def test_a_pattern_selects_the_files_and_directories_it_matches(
+    tmp_path: Path, pattern: str, expected: list[str]
+) -> None:
     make(tmp_path, "d1/part-0.parquet", "d1/e/part-2.parquet", "d2/part-1.parquet", "part-3.parquet", "d1/other.txt")
     make(tmp_path, "d1/_tmp/hidden.parquet", "d2/.hidden.parquet")
     assert search(f"{tmp_path}/{pattern}") == expected
@@ -138,7 +140,7 @@ def test_a_pattern_enters_every_directory_above_what_it_matches(parts: list[str]
             assert pattern.may_enter("/".join(parts[:i]))
 
 
-def test_a_pattern_does_not_look_where_nothing_can_match(tmp_path: Path) -> None:
+def test_a_pattern_does_not_list_directories_where_nothing_can_match(tmp_path: Path) -> None:
     make(tmp_path, "yes/a.parquet", "no/b.parquet")
     (tmp_path / "no").chmod(0)
     pattern = Pattern(["y*", "*.parquet"])
@@ -165,7 +167,7 @@ def test_hostile_names_work_in_directories_by_name_and_in_patterns(tmp_path: Pat
     assert search(f"{tmp_path}/a[[]1]*") == ["a[1]*?.parquet"]
 
 
-def test_an_object_without_bytes_that_stands_for_a_directory_is_passed_over() -> None:
+def test_an_empty_object_that_marks_a_directory_is_skipped() -> None:
     memory = fsspec.filesystem("memory")
     try:
         memory.pipe("/marked/a.parquet/b.parquet", b"x")
@@ -177,13 +179,13 @@ def test_an_object_without_bytes_that_stands_for_a_directory_is_passed_over() ->
         memory.store.clear()
 
 
-def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet")).write_bytes(b"x")
     with pytest.raises(InvalidArgument, match="not UTF-8"):
         search(tmp_path)
 
 
-def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
+def test_links_are_followed_and_cycles_terminate(tmp_path: Path) -> None:
     make(tmp_path, "data/a/x.parquet", "elsewhere/y.parquet")
     (tmp_path / "data/a/up").symlink_to(tmp_path / "data")
     (tmp_path / "data/b").symlink_to(tmp_path / "data/a")
@@ -194,7 +196,7 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
     assert search(tmp_path / "data") == ["a/x.parquet", "c/y.parquet", "one.parquet"]
 
 
-def test_a_link_to_a_data_file_that_is_gone_is_told_and_others_are_not(tmp_path: Path) -> None:
+def test_a_broken_link_to_a_data_file_is_reported_and_other_links_are_not(tmp_path: Path) -> None:
     make(tmp_path, "a.parquet")
     (tmp_path / "README").symlink_to(tmp_path / "nowhere")
     assert search(tmp_path) == ["a.parquet"]
@@ -211,7 +213,7 @@ def test_a_list_may_mix_files_directories_and_patterns(tmp_path: Path) -> None:
     assert search([tmp_path / "x/a.parquet", tmp_path / "x/sub"]) == ["a.parquet", "sub/b.parquet"]
 
 
-def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_selected_twice_is_rejected(tmp_path: Path) -> None:
     make(tmp_path, "x/a.parquet")
     with pytest.raises(InvalidArgument, match=r"a\.parquet twice"):
         search([tmp_path, tmp_path / "x/a.parquet"])
@@ -227,19 +229,19 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
         (["a", "s3://b/c"], "different"),
     ],
 )
-def test_what_is_no_path_is_refused(path: Any, said: str) -> None:
+def test_an_invalid_path_is_rejected(path: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         search(path)
 
 
 @given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_the_common_directory_holds_all_and_no_lower_one_does(bases: list[list[str]]) -> None:
+def test_the_common_directory_is_the_lowest_that_contains_all_paths(bases: list[list[str]]) -> None:
     common = [part for part in common_directory(["/" + "/".join(base) for base in bases]).split("/") if part]
     assert all(base[: len(common)] == common for base in bases)
     assert any(len(base) == len(common) for base in bases) or len({base[len(common)] for base in bases}) > 1
 
 
-def test_partitions_stand_in_directories_below_the_root(tmp_path: Path) -> None:
+def test_partitions_are_read_from_directories_below_the_root(tmp_path: Path) -> None:
     make(tmp_path, "year=2026/c=x%20y/a.parquet")
     (file,) = discover(tmp_path, suffixes=PARQUET).files
     assert file.partition == (("year", "2026"), ("c", "x y"))
@@ -255,7 +257,7 @@ def test_partitions_stand_in_directories_below_the_root(tmp_path: Path) -> None:
 # What is not
 
 
-def test_nothing_there_says_what_was_probably_meant(tmp_path: Path) -> None:
+def test_a_missing_path_suggests_a_similar_one(tmp_path: Path) -> None:
     make(tmp_path, "train/a.parquet")
     with pytest.raises(NoData, match=rf"{tmp_path}/trian does not exist; did you mean {tmp_path}/train\?"):
         search(tmp_path / "trian")
@@ -269,7 +271,7 @@ def test_nothing_there_says_what_was_probably_meant(tmp_path: Path) -> None:
         search(tmp_path / ("x" * 300))
 
 
-def test_no_files_of_the_format_says_what_there_is_instead(tmp_path: Path) -> None:
+def test_a_path_without_files_of_the_format_lists_what_was_found(tmp_path: Path) -> None:
     make(tmp_path, "a.csv", "b.csv", "c.csv.gz", "_SUCCESS", "part-0")
     with pytest.raises(NoData) as caught:
         search(tmp_path)
@@ -286,7 +288,7 @@ def test_no_files_of_the_format_says_what_there_is_instead(tmp_path: Path) -> No
     assert search(f"{tmp_path}/plain/part-*") == ["part-0"]
 
 
-def test_a_directory_that_may_not_be_read_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_without_permission_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "a/b/c.parquet")
     look = os.scandir
 
@@ -300,7 +302,7 @@ def test_a_directory_that_may_not_be_read_is_denied(tmp_path: Path, monkeypatch:
         search(tmp_path)
 
 
-def test_of_two_thousand_files_each_costs_few_calls(tmp_path: Path) -> None:
+def test_listing_two_thousand_files_takes_few_system_calls_each(tmp_path: Path) -> None:
     for i in range(10):
         (tmp_path / f"d={i}").mkdir()
         for j in range(200):
@@ -321,7 +323,7 @@ def test_of_two_thousand_files_each_costs_few_calls(tmp_path: Path) -> None:
         *(("a.parquet.gz", None), ("a.gz", None), ("a", None), ("parquet", None), ("a.txt", None)),
     ],
 )
-def test_a_suffix_tells_the_format(name: str, expected: str | None) -> None:
+def test_a_suffix_determines_the_format(name: str, expected: str | None) -> None:
     assert format_of(name) == expected
     if expected:
         assert name.lower().endswith(suffixes_of(expected))
@@ -330,13 +332,13 @@ def test_a_suffix_tells_the_format(name: str, expected: str | None) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"), [(b"PAR1....", "parquet"), (b"ORC.....", "orc"), (b"ARROW1\0\0", "arrow")]
 )
-def test_without_a_suffix_the_beginning_tells_the_format(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_without_a_suffix_the_first_bytes_determine_the_format(tmp_path: Path, content: bytes, expected: str) -> None:
     make(tmp_path, "part-0", "part-1", content=content)
     found = discover(tmp_path, suffixes=None)
     assert guess_format(found.source, found.files) == expected
 
 
-def test_what_is_no_data_beside_known_files_is_passed_over(tmp_path: Path) -> None:
+def test_unknown_files_beside_known_ones_are_skipped(tmp_path: Path) -> None:
     make(tmp_path, "a.csv", "b.tsv", "README.md", "LICENSE")
     found = discover(tmp_path, suffixes=None)
     assert names_of(found) == ["a.csv", "b.tsv"]
@@ -344,7 +346,7 @@ def test_what_is_no_data_beside_known_files_is_passed_over(tmp_path: Path) -> No
     assert guess_format(found.source, found.files) == "csv"
 
 
-def test_several_formats_are_refused_with_a_file_of_each(tmp_path: Path) -> None:
+def test_files_of_several_formats_are_rejected_with_an_example_of_each(tmp_path: Path) -> None:
     make(tmp_path, "a.csv", "b.parquet", "c.csv")
     found = discover(tmp_path, suffixes=None)
     with pytest.raises(InvalidArgument, match=r"a\.csv is csv, b\.parquet is parquet; pass format="):
@@ -386,7 +388,7 @@ S3_KEYS = {"access_key_id": "k", "secret_access_key": "s", "region": "eu-west-1"
         ("memory://a/b", {}, pafs.PyFileSystem, "/a/b"),
     ],
 )
-def test_a_url_leads_to_its_file_system_and_that_can_be_pickled(
+def test_a_url_opens_its_file_system_which_can_be_pickled(
     url: str, options: dict[str, Any], kind: type[pafs.FileSystem], path: str
 ) -> None:
     source, found = open_source(url, storage_options=options)
@@ -400,7 +402,7 @@ def test_a_url_leads_to_its_file_system_and_that_can_be_pickled(
 @pytest.mark.parametrize(
     "url", ["s3://key:pass-word@bucket/x", "s3://bucket/x?secret=pass-word", "az://c:pass-word@h/x"]
 )
-def test_a_url_with_keys_in_it_is_refused_and_not_repeated(url: str) -> None:
+def test_a_url_with_credentials_is_rejected_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="pass these as storage_options") as caught:
         open_source(url)
     assert "pass-word" not in str(caught.value)
@@ -429,7 +431,7 @@ def test_a_url_with_keys_in_it_is_refused_and_not_repeated(url: str) -> None:
         ("memory://x", {"filesystem": object()}, "an existing filesystem="),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_cure(
+def test_invalid_options_are_rejected_with_the_cure(
     url: str, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"):
@@ -440,7 +442,7 @@ def test_what_cannot_be_is_refused_with_the_cure(
     assert said in str(caught.value)
 
 
-def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ConfigError, match=r"needs the package fsspec; .* pip install 'strata-runtime\[data\]'"):
         open_source("memory://x")
@@ -454,7 +456,7 @@ def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch: pytest
         open_source("gs://b/x")
 
 
-def test_what_is_no_file_system_is_refused() -> None:
+def test_an_object_that_is_not_a_file_system_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="filesystem=int is not a file system"):
         open_source("x", filesystem=3)
 
@@ -503,7 +505,7 @@ def test_options_become_pyarrows_arguments(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "access_key" not in from_environment  # the client library looks for it, and renews it
 
 
-def test_a_profile_that_is_named_must_have_keys_of_its_own_since_they_are_read_once(tmp_path: Path) -> None:
+def test_a_profile_must_contain_keys_because_they_are_read_once(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
         "[profile keys]\naws_access_key_id=k\naws_secret_access_key=s\n"
@@ -552,7 +554,7 @@ def test_an_azure_account_is_named_by_the_url_or_by_options(
     assert found == {"account_name": "acc", "account_key": "QUJD", **expected}
 
 
-def test_the_region_of_a_bucket_is_looked_up_only_where_nothing_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_region_of_a_bucket_is_looked_up_only_if_it_is_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def resolve(bucket: str) -> str:
@@ -595,7 +597,7 @@ def test_the_region_of_a_bucket_is_looked_up_only_where_nothing_says_it(monkeypa
         (OSError("Unexpected end of file 'ACCESS_DENIED/HTTP status 503.parquet'"), StorageError),
     ],
 )
-def test_what_file_systems_raise_is_told_in_our_words(error: OSError, kind: type[Exception]) -> None:
+def test_errors_of_file_systems_are_translated(error: OSError, kind: type[Exception]) -> None:
     assert type(translate_error(error, "f")) is kind
     with pytest.raises(kind, match=r"^f[: ]"), translate_errors("f"):
         raise error
@@ -615,7 +617,7 @@ def test_no_signature_of_a_url_is_repeated() -> None:
         ("gs://b/x", {"base_url": "http://127.0.0.1:{port}", "skip_signature": True, "retry_timeout_s": 1}),
     ],
 )
-def test_a_store_that_nobody_serves_is_unavailable_soon(url: str, options: dict[str, Any]) -> None:
+def test_an_unreachable_store_is_reported_quickly(url: str, options: dict[str, Any]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -634,7 +636,7 @@ def test_a_store_that_nobody_serves_is_unavailable_soon(url: str, options: dict[
         ("gs://b/x", {"base_url": "http://127.0.0.1:{port}", "skip_signature": True}),
     ],
 )
-def test_a_store_that_never_answers_is_unavailable_soon(url: str, options: dict[str, Any]) -> None:
+def test_a_store_that_never_answers_is_reported_at_the_deadline(url: str, options: dict[str, Any]) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -667,7 +669,7 @@ def test_bytes_are_counted_by_source_and_by_reader(tmp_path: Path) -> None:
     assert source.counter.total == 28
 
 
-def test_threads_count_together_and_processes_begin_anew(tmp_path: Path) -> None:
+def test_threads_share_a_byte_counter_and_processes_do_not(tmp_path: Path) -> None:
     counter = ByteCounter()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(counter.add, [1] * 10_000))
@@ -680,7 +682,7 @@ def _read_elsewhere(source: Source, file: DataFile) -> bytes:
     return source.read(file, 0, 4).to_pybytes()
 
 
-def test_a_source_goes_to_another_process(tmp_path: Path) -> None:
+def test_a_source_can_be_sent_to_another_process(tmp_path: Path) -> None:
     make(tmp_path, "a.parquet", content=b"four")
     found = discover(tmp_path, suffixes=PARQUET)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -79,7 +79,7 @@ def test_files_in_an_archive(tmp_path: Path) -> None:
     check(source.filesystem, lambda name: name)
 
 
-def test_what_is_not_there_is_not_found(memory: Any) -> None:
+def test_a_missing_file_is_not_found(memory: Any) -> None:
     source, _ = open_source("x", filesystem=memory)
     with pytest.raises(FileNotFoundError):
         source.filesystem.open_input_file("/place/c")

@@ -38,19 +38,19 @@ def locator(io: Any) -> Locator:
     return Locator(_Table(io))  # type: ignore[arg-type]
 
 
-def test_files_are_named_by_their_place_below_the_table() -> None:
+def test_files_are_named_relative_to_the_table() -> None:
     found = locator(PyArrowFileIO()).file("file:///tables/clicks/data/a=1/x.parquet", 7)
     assert (found.path, found.name) == ("/tables/clicks/data/a=1/x.parquet", "data/a=1/x.parquet")
     elsewhere = locator(PyArrowFileIO()).file("/other/x.parquet", 7)
     assert (elsewhere.path, elsewhere.name) == ("/other/x.parquet", "/other/x.parquet")
 
 
-def test_local_files_are_local_however_they_are_written() -> None:
+def test_local_files_are_local_in_every_spelling() -> None:
     source = locator(PyArrowFileIO()).source(["/other/x.parquet", "file:///tables/clicks/data/x.parquet"])
     assert source.is_local
 
 
-def test_files_on_several_file_systems_are_refused_with_an_example_of_each() -> None:
+def test_files_on_several_file_systems_are_rejected_with_an_example_of_each() -> None:
     io = _TwoPlaces()
     assert not locator(io).source(["s3://bucket/x.parquet", "s3://bucket/y.parquet"]).is_local
     for locations in (["s3://bucket/x.parquet", "/y.parquet"], ["s3://bucket/x.parquet", "s3://other/y.parquet"]):
@@ -60,6 +60,6 @@ def test_files_on_several_file_systems_are_refused_with_an_example_of_each() -> 
             locator(io).source(locations)
 
 
-def test_a_scheme_that_nobody_knows_is_refused_with_the_cure() -> None:
+def test_an_unknown_scheme_is_rejected_with_the_cure() -> None:
     with pytest.raises(StorageError, match=r"ftp://host/x\.parquet cannot be reached: .*catalog_config"):
         locator(PyArrowFileIO()).source(["ftp://host/x.parquet"])

@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.projection import Cast, FitColumn, IcebergFit, List, Map, Member, Struct, shape
+from strata.data.iceberg.projection import (
+    Cast,
+    ColumnProjection,
+    IcebergProjection,
+    ListConversion,
+    MapConversion,
+    MemberConversion,
+    StructConversion,
+    convert_array,
+)
 
 
 def unit(num_rows: int, first_row: int = 0) -> Unit:
@@ -25,25 +34,25 @@ def unit(num_rows: int, first_row: int = 0) -> Unit:
     gone=st.sets(st.integers(0, 130)),
     wanted=st.lists(st.sampled_from(["number", "same", "absent"]), unique=True),
 )
-def test_units_without_deleted_rows_are_the_file_without_deleted_rows(
+def test_row_groups_without_deleted_rows_add_up_to_the_file_without_them(
     sizes: list[int], gone: set[int], wanted: list[str]
 ) -> None:
     rows = np.arange(sum(sizes))
-    fit = IcebergFit(
+    projection = IcebergProjection(
         {
-            "number": FitColumn(Cast(pa.int64()), "n"),
-            "same": FitColumn(Cast(pa.string()), None, pa.scalar("x")),
-            "absent": FitColumn(Cast(pa.float64())),
+            "number": ColumnProjection(Cast(pa.int64()), "n"),
+            "same": ColumnProjection(Cast(pa.string()), None, pa.scalar("x")),
+            "absent": ColumnProjection(Cast(pa.float64())),
         },
         np.array(sorted(gone), dtype=np.int64),
     )
-    file = pa.table({"n": pa.array(rows, pa.int32())}).select(fit.file_columns(wanted))
+    file = pa.table({"n": pa.array(rows, pa.int32())}).select(projection.file_columns(wanted))
     parts, first = [], 0
     for size in sizes:
         one = unit(size, first)
         read = file.slice(first, size) if file.num_columns else pa.table({"": pa.nulls(size)}).select([])
-        parts.append(fit.apply(read, one, wanted))
-        assert parts[-1].num_rows == fit.num_left(one)
+        parts.append(projection.apply(read, one, wanted))
+        assert parts[-1].num_rows == projection.num_left(one)
         first += size
     kept = [int(row) for row in rows if row not in gone]
     assert sum(part.num_rows for part in parts) == len(kept)
@@ -54,12 +63,12 @@ def test_units_without_deleted_rows_are_the_file_without_deleted_rows(
         assert whole.to_pydict() == {name: expected[name] for name in wanted}
 
 
-def test_columns_are_cast_to_the_tables_types_and_finer_time_is_cut_off() -> None:
-    fit = IcebergFit(
+def test_columns_are_cast_to_the_tables_types_and_times_are_truncated() -> None:
+    projection = IcebergProjection(
         {
-            "wide": FitColumn(Cast(pa.int64()), "i"),
-            "time": FitColumn(Cast(pa.timestamp("us")), "t"),
-            "text": FitColumn(Cast(pa.string()), "d"),
+            "wide": ColumnProjection(Cast(pa.int64()), "i"),
+            "time": ColumnProjection(Cast(pa.timestamp("us")), "t"),
+            "text": ColumnProjection(Cast(pa.string()), "d"),
         }
     )
     read = pa.table(
@@ -69,20 +78,25 @@ def test_columns_are_cast_to_the_tables_types_and_finer_time_is_cut_off() -> Non
             "d": pa.array(["a", "b"]).dictionary_encode(),
         }
     )
-    made = fit.apply(read, unit(2), ["text", "time", "wide"])
+    made = projection.apply(read, unit(2), ["text", "time", "wide"])
     assert made.schema.types == [pa.string(), pa.timestamp("us"), pa.int64()]
     assert made["wide"].to_pylist() == [1, None]
     assert made["time"].cast(pa.int64()).to_pylist() == [1, 0]
 
 
-def test_a_column_that_is_asked_for_twice_in_the_file_is_read_once() -> None:
-    fit = IcebergFit({"a": FitColumn(Cast(pa.int64()), "x"), "b": FitColumn(Cast(pa.float64()), "x")})
-    assert fit.file_columns(["b", "a"]) == ["x"]
-    assert fit.apply(pa.table({"x": [1, 2]}), unit(2), ["b", "a"]).to_pydict() == {"b": [1.0, 2.0], "a": [1, 2]}
+def test_a_column_that_is_used_twice_is_read_once() -> None:
+    projection = IcebergProjection(
+        {"a": ColumnProjection(Cast(pa.int64()), "x"), "b": ColumnProjection(Cast(pa.float64()), "x")}
+    )
+    assert projection.file_columns(["b", "a"]) == ["x"]
+    assert projection.apply(pa.table({"x": [1, 2]}), unit(2), ["b", "a"]).to_pydict() == {"b": [1.0, 2.0], "a": [1, 2]}
 
 
 POINT = pa.struct([("x", pa.int64()), ("z", pa.string())])
-RESHAPE = Struct(POINT, (Member("x", 1, Cast(pa.int64())), Member("z", None, Cast(pa.string()), pa.scalar("new"))))
+RESHAPE = StructConversion(
+    POINT,
+    (MemberConversion("x", 1, Cast(pa.int64())), MemberConversion("z", None, Cast(pa.string()), pa.scalar("new"))),
+)
 OLD_POINT = pa.struct([("gone", pa.int32()), ("y", pa.int32())])
 points = st.none() | st.fixed_dictionaries({"gone": st.none(), "y": st.none() | st.integers(-9, 9)})
 
@@ -94,12 +108,12 @@ def reshaped(point: dict[str, int] | None) -> dict[str, object] | None:
 @pytest.mark.parametrize("wide_before", [False, True])
 @pytest.mark.parametrize("wide_after", [False, True])
 @given(values=st.lists(st.none() | st.lists(points, max_size=3), max_size=8), cut=st.integers(0, 8))
-def test_lists_of_structs_are_rebuilt_wherever_they_begin_in_their_buffers(
+def test_sliced_lists_of_structs_are_rebuilt(
     wide_before: bool, wide_after: bool, values: list[list[dict[str, int] | None] | None], cut: int
 ) -> None:
     before = pa.large_list(OLD_POINT) if wide_before else pa.list_(OLD_POINT)
     after = pa.large_list(POINT) if wide_after else pa.list_(POINT)
-    made = shape(pa.array(values, before).slice(cut), List(after, RESHAPE))
+    made = convert_array(pa.array(values, before).slice(cut), ListConversion(after, RESHAPE))
     made.validate(full=True)
     assert made.type == after
     assert made.to_pylist() == [None if each is None else [reshaped(point) for point in each] for each in values[cut:]]
@@ -114,18 +128,18 @@ def test_maps_keep_their_keys_and_rebuild_their_values(
 ) -> None:
     pairs = [None if each is None else list(each.items()) for each in values]
     array = pa.array(pairs, pa.map_(pa.string(), OLD_POINT)).slice(cut)
-    made = shape(array, Map(pa.map_(pa.string(), POINT), Cast(pa.string()), RESHAPE))
+    made = convert_array(array, MapConversion(pa.map_(pa.string(), POINT), Cast(pa.string()), RESHAPE))
     made.validate(full=True)
     assert made.to_pylist() == [
         None if each is None else [(key, reshaped(point)) for key, point in each.items()] for each in values[cut:]
     ]
 
 
-def test_a_fit_can_be_pickled() -> None:
-    fit = IcebergFit({"a": FitColumn(RESHAPE, "p")}, np.array([1], dtype=np.int64))
-    copied = pickle.loads(pickle.dumps(fit))
+def test_a_projection_can_be_pickled() -> None:
+    projection = IcebergProjection({"a": ColumnProjection(RESHAPE, "p")}, np.array([1], dtype=np.int64))
+    copied = pickle.loads(pickle.dumps(projection))
     read = pa.table({"p": pa.array([{"gone": 1, "y": 2}, None, None], OLD_POINT)})
-    assert copied.apply(read, unit(3), ["a"]).equals(fit.apply(read, unit(3), ["a"]))
+    assert copied.apply(read, unit(3), ["a"]).equals(projection.apply(read, unit(3), ["a"]))
 
 
 def test_reading_needs_no_iceberg_package() -> None:
