@@ -437,6 +437,20 @@ def test_a_changed_byte_in_a_patchs_indices_is_noticed() -> None:
     bad.refuses(CheckpointCorrupt, "the indices of a patch of tensor 'w'.*expected", manifest)
 
 
+def test_a_corrupt_chunk_names_its_file_tensor_and_hashes_in_fields() -> None:
+    bad = Patched()
+    manifest = bad.manifest()
+    bad.made.damage(f"{ID}/rank-00000.safetensors", bad.patch.offset + 9, 0x3F)
+
+    with pytest.raises(CheckpointCorrupt) as caught:
+        load(bad.store, manifest)
+    error = caught.value
+    assert (error.file, error.tensor) == ("rank-00000.safetensors", "w")
+    assert error.expected in bad.patch.hashes
+    assert error.found != error.expected
+    assert f"the hash is {error.found}, expected {error.expected}" in str(error)
+
+
 def test_a_changed_byte_in_the_base_is_noticed() -> None:
     bad = Patched()
     manifest = bad.manifest()

@@ -515,7 +515,7 @@ def test_a_profile_that_is_named_must_have_keys_of_its_own_since_they_are_read_o
     found = s3_arguments({"profile": "keys"}, environment)
     assert (found["access_key"], found["secret_key"]) == ("k", "s")
     for profile in ("role", "sso"):
-        with pytest.raises(ConfigError, match="is not supported here; turn it into keys"):
+        with pytest.raises(ConfigError, match="is not supported; export keys"):
             s3_arguments({"profile": profile}, environment)
 
 
