@@ -1,4 +1,4 @@
-"""What every store promises. An implementation supplies a fixture `place`: where its objects are kept."""
+"""The contract of every store. An implementation supplies a fixture `place`, the location of its objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPANS = (
     (3 * MIB + 3, 37 * MIB - 3),
 )
 BIG = 48 * MIB
-"""Enough pieces that one can end before the last begins."""
+"""Enough pieces that the first can end before the last begins."""
 NUM_RACERS = 16
 ESCAPES = ("", "/", "/etc/passwd", "a/", "a//b", ".", "..", "../b", "a/../../b", "a/./b", "a\0b", "a\\b", "a\nb")
 REFUSED = (*ESCAPES, "a/.tmp-1", ".tmp-1/b", "\udc80", "x" * 256, "/".join(["x" * 250] * 5))
@@ -41,21 +41,21 @@ REFUSED = (*ESCAPES, "a/.tmp-1", ".tmp-1/b", "\udc80", "x" * 256, "/".join(["x" 
 
 class Place(Protocol):
     def open(self) -> Store:
-        """Another handle on the same objects."""
+        """Return another handle on the same objects."""
         ...
 
     def clear(self) -> None:
-        """From now on, another and empty place."""
+        """Switch to another, empty location."""
         ...
 
 
 def memory_of(num_bytes: int, *, shift: int = 0) -> memoryview:
-    """Zeros on a page's border, or `shift` bytes after one."""
+    """Return zeros on a page boundary, or `shift` bytes after one."""
     return memoryview(mmap.mmap(-1, num_bytes + shift + 1))[shift : shift + num_bytes]
 
 
 def pattern(num_bytes: int, *, seed: int = 0, shift: int = 0) -> memoryview:
-    """Bytes of which no two pages are the same."""
+    """Return bytes of which no two pages are equal."""
     memory = memory_of(num_bytes, shift=shift)
     memory[:] = np.random.default_rng(seed).bytes(num_bytes)
     return memory
@@ -171,7 +171,7 @@ class StoreContract:
             memory = memory_of(num_bytes + 2, shift=shift)
             store.read_into("a", offset, memory[:num_bytes])
             assert memory[:num_bytes] == data[offset : offset + num_bytes], (offset, num_bytes, shift)
-            assert bytes(memory[num_bytes:]) == b"\0\0"  # nothing is written behind it
+            assert bytes(memory[num_bytes:]) == b"\0\0"  # nothing is written after the end
 
     @pytest.mark.parametrize(
         ("offset", "num_bytes"), [(0, 20 * MIB + 1), (20 * MIB, 1), (99 * MIB, 1), (10 * MIB, 20 * MIB)]
@@ -223,7 +223,7 @@ class StoreContract:
         assert len(done) >= 2
         assert min(done) > 0
 
-    # -- whole or not at all ---------------------------------------------------------------------------------------
+    # -- atomicity -------------------------------------------------------------------------------------------------
 
     def test_readers_see_the_old_object_or_the_new_one_never_a_mixture(self, place: Place, store: Store) -> None:
         num_bytes = 20 * MIB + 1
@@ -329,7 +329,7 @@ class StoreContract:
         self.assert_children(store, ["d"], "a/c")
         self.assert_children(store, [], "a/x")
 
-    # -- removing --------------------------------------------------------------------------------------------------
+    # -- deleting --------------------------------------------------------------------------------------------------
 
     def test_deleting_a_missing_object_is_ignored(self, store: Store) -> None:
         store.put("a/b", b"")
@@ -350,7 +350,7 @@ class StoreContract:
         assert keys_of(store) == keys[-1:]
 
     def test_a_writer_is_not_disturbed_by_deletes_beside_it(self, place: Place) -> None:
-        """Also not while a directory comes and goes with its only object."""
+        """Even while a directory is created and removed with its only object."""
 
         def work(number: int) -> None:
             store = place.open()
@@ -402,7 +402,7 @@ class StoreContract:
 
     @settings(
         max_examples=20,
-        # The place is cleared below, and each implementation is an executor of its own.
+        # The location is cleared below, and each implementation has its own executor.
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
     @given(

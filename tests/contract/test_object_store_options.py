@@ -1,4 +1,4 @@
-"""What `storage_options`, the environment and ~/.aws say, and what is refused before anything is sent."""
+"""`storage_options`, the environment and ~/.aws are combined, and mistakes are rejected before anything is sent."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_the_repr_of_settings_holds_no_secret() -> None:
 
 
 def test_a_signature_in_an_address_is_not_printed() -> None:
-    """Azure's stand in the address of every request."""
+    """Azure puts its signature into the URL of every request."""
     with socket.socket() as nobody:  # bound, and not listening
         nobody.bind(("127.0.0.1", 0))
         endpoint = "http://{}:{}/account".format(*nobody.getsockname())

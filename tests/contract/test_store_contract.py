@@ -1,4 +1,4 @@
-"""Every store passes the same suite; below it, what only one kind of store can promise."""
+"""Every store passes the same suite; below it, tests of what only one kind of store promises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 class OpenPlace:
-    """Where `open_store` leads."""
+    """A store that `open_store` opens."""
 
     def __init__(self, url: str, options: dict[str, object] | None = None) -> None:
         self._top = url
@@ -55,14 +55,14 @@ class TestS3Store(StoreContract):
         return OpenPlace(s3.new_url(), s3.options(**SMALL_PIECES))
 
     def assert_children(self, store: Store, expected: list[str], prefix: str = "") -> None:
-        """SeaweedFS keeps a directory for some seconds after its last object has gone; S3 has none."""
+        """SeaweedFS lists a directory for some seconds after its last object was deleted; S3 has no directories."""
         found = store.children(prefix)
         assert found == sorted(found)
         top = f"{prefix}/" if prefix else ""
         assert [name for name in found if name in expected or any(store.walk(top + name))] == expected
 
     def test_a_transfer_takes_no_second_copy_of_the_data(self, s3: S3Server) -> None:
-        """256 MiB there and back: what is in flight may be added, which is 8 pieces of 8 MiB."""
+        """256 MiB up and down may take the memory of the pieces in flight: 8 of 8 MiB."""
         program = """
         import json, mmap, sys
         from pathlib import Path
@@ -72,7 +72,7 @@ class TestS3Store(StoreContract):
         store = open_store(sys.argv[1], json.loads(sys.argv[2]))
         memory = mmap.mmap(-1, 256 << 20)
         memory[:] = b"x" * len(memory)
-        Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = peak_mib()
         store.put_large("a", memoryview(memory))
         written = peak_mib()

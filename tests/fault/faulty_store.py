@@ -16,11 +16,11 @@ from strata.storage import Store, Watch
 from strata.storage.base import Listed
 
 When = Literal["before", "half", "after"]
-"""Nothing of the call has happened; a part of it; all of it, but whoever called does not know."""
+"""Before the call; halfway through it; after it, with a lost response."""
 MOST_S = 30.0
-"""A hang that nobody ends is a fault of the test."""
+"""A hang that is not ended is a bug of the test."""
 CHANGES = ("put", "put_large", "delete")
-"""The calls after which something else is stored than before."""
+"""The calls that change what is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def fails(error: type[StorageError], when: When = "before") -> Fault:
 
 
 def hangs(until: threading.Event, reached: threading.Event | None = None, when: When = "before") -> Fault:
-    """`reached` is set when somebody hangs."""
+    """A fault that blocks; `reached` is set when a call hangs."""
 
     def hang(call: Call) -> None:
         if reached is not None:
@@ -68,7 +68,7 @@ class FaultyStore:
     # -- for the test ----------------------------------------------------------------------------------------------
 
     def plan(self, fault: Fault, *kinds: str, number: int | None = None, key: str = "", num: int | None = 1) -> None:
-        """The next `num` calls (None: all) of these kinds, from that number on, with `key` in theirs, meet with it."""
+        """Plan a fault for the next `num` calls (None: all) of these kinds whose key contains `key`, from a number on."""
         left = num
 
         def fits(call: Call) -> bool:
@@ -138,7 +138,7 @@ class FaultyStore:
 
 @dataclass(slots=True)
 class _Met:
-    """One call, and the fault that it meets with."""
+    """One call and its planned fault."""
 
     call: Call
     fault: Fault | None
@@ -156,7 +156,7 @@ class _Met:
             self.fault.act(self.call)
 
     def in_the_middle(self, watch: Watch | None) -> Watch | None:
-        """Hears of the first piece of a transfer, and then is the fault."""
+        """Trigger the fault after the first piece of a transfer."""
         fault = self.fault
         if fault is None or fault.when != "half":
             return watch

@@ -1,4 +1,4 @@
-"""Ranks that the nursery forks: each has a manager, saves and waits as it is told, and meets its end."""
+"""Ranks that the nursery forks: each has a manager, saves and waits on command, and is killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_state(loaded: dict[str, Any], rank: int, step: int) -> bool:
 
 
 def rank_of(lifeline: Lifeline, *, place: str, rank: int, address: str = "") -> None:
-    """Obeys `{"do": NAME, "arguments": {…}}`; says what came of it, or which error."""
+    """Execute `{"do": NAME, "arguments": {…}}` and report the result or the error."""
     with contextlib.ExitStack() as stack:
         process = _Process(place, rank, stack)
         if address:

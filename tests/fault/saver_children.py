@@ -1,4 +1,4 @@
-"""Trainers that save and meet their end: `python saver_children.py NAME PLACE`. They tell what they did on stdout."""
+"""Trainers that save and are killed: `python saver_children.py NAME PLACE`. They report to stdout."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def killed_while_staging(place: str) -> None:
 
 
 def killed_with_a_forked_child_alive(place: str) -> None:
-    """The child has the trainer's end of the socket, so its end is not to be heard there."""
+    """The forked child holds the trainer's socket, so the saver does not see it close."""
     manager = strata.CheckpointManager(place)
     manager.prepare(state_of(1))
     child = os.fork()
@@ -73,7 +73,7 @@ def killed_with_a_forked_child_alive(place: str) -> None:
 
 
 def interrupted(place: str) -> None:
-    """Ctrl-C goes to everybody in the foreground."""
+    """Ctrl-C is sent to all processes in the foreground."""
     manager = strata.CheckpointManager(place)
     manager.prepare(state_of(1))
     save = manager.save(state_of(1), step=1)

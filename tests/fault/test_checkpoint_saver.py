@@ -1,4 +1,4 @@
-"""The process that writes what is staged: it outlives the trainer, and the trainer outlives it."""
+"""The saver process outlives its trainer, and the trainer survives the death of its saver."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> str:
 
 
 def run(name: str, place: str) -> tuple[int, list[str]]:
-    """How a trainer ended, and what it had told."""
+    """Run a trainer; return its exit code and its report."""
     with subprocess.Popen(
         [sys.executable, saver_children.__file__, name, place],
         stdout=subprocess.PIPE,
@@ -48,7 +48,7 @@ def run(name: str, place: str) -> tuple[int, list[str]]:
 
 
 def wait_for_end(pid: int) -> None:
-    """Of a process that is not our child."""
+    """Wait for a process that is not a child of ours."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -176,7 +176,7 @@ def test_a_snapshot_that_kills_two_savers_fails_and_the_next_one_works(place: st
 
 
 def stop(saver: ProcessSaver) -> int:
-    """So that it cannot have written anything."""
+    """Stop the saver, so that it cannot write anything."""
     assert saver.pid is not None
     os.kill(saver.pid, signal.SIGSTOP)
     return saver.pid

@@ -1,4 +1,4 @@
-"""Stores when something breaks: what was acknowledged is there, what was not is not seen, and the error says why."""
+"""Stores under faults: acknowledged objects exist, others are not listed, and the error names the cause."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SECRETS = [keys["secret_access_key"] for keys in (ADMIN, READER)]
 
 
 def pattern(num_bytes: int) -> memoryview:
-    """On a page's border, so that O_DIRECT takes it."""
+    """Return page-aligned memory, which O_DIRECT accepts."""
     memory = np.zeros(num_bytes + 4_096, np.uint8)
     start = -memory.ctypes.data % 4_096
     found = memory[start : start + num_bytes]
@@ -264,7 +264,7 @@ def test_a_cancelled_upload_is_aborted(s3: S3Server, sound: Store, faulty: Store
 
 
 def test_an_upload_to_a_server_that_hangs_can_be_cancelled(s3: S3Server, sound: Store, proxy: FaultyProxy) -> None:
-    """Also when the abort fails: what the caller is told is that it was cancelled."""
+    """Even if the abort fails, the caller gets TransferCancelled."""
     options = s3.options(endpoint=proxy.endpoint, **{**QUICK, "max_retries": 0}, timeout_s=2.0)
     watch = Watch()
     proxy.plan(HANG, "put part", "abort upload", num=None)
@@ -372,7 +372,7 @@ def test_missing_credentials_are_reported_in_bounded_time(
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     options = {name: value for name, value in s3.options(max_retries=1).items() if name not in ADMIN}
-    # Nobody answers there; a cloud's machine would.
+    # Nothing answers there; a machine in a cloud would.
     options |= {"metadata_endpoint": f"http://127.0.0.1:{free_port()}", "connect_timeout_s": 0.5}
     store = open_store(s3.new_url(), options)
     with pytest.raises(StorageDenied, match=r"no credentials.*the identity of this machine"):
@@ -429,7 +429,7 @@ def test_a_writer_that_was_killed_leaves_nothing_that_is_listed_on_a_disk(tmp_pa
     assert store.children("d") == []
     left = list(tmp_path.glob("d/e/.tmp-*"))
     assert len(left) == 1
-    assert store.sweep() == 0  # it may be a live writer's
+    assert store.sweep() == 0  # its writer may be alive
     assert left[0].exists()
     assert store.sweep(older_than_s=0.0) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept"]
@@ -493,7 +493,7 @@ def test_a_failing_disk_leaves_the_old_object(
                 with pytest.raises(error, match=rf"{key}: .*; (free|check)"):
                     write(key, pattern(9 * MIB))
             if name == "fsync":
-                assert len(failed) == 1  # the kernel would say that all is well, the second time
+                assert len(failed) == 1  # a second fsync would report success
             assert keys_of(disk) == ["d/a"]
             assert disk.get("d/a", max_bytes=9) == b"old"
             assert [path.name for path in disk.root.iterdir()] == ["d"]
@@ -504,7 +504,7 @@ def test_a_failing_disk_leaves_the_old_object(
 def test_no_thread_uses_the_descriptor_after_a_failed_transfer(
     disk: LocalStore, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Else a slow thread writes into whatever file has its number by then."""
+    """Otherwise a slow thread would write into another file that reuses its descriptor."""
     real, begun, release = getattr(os, name), threading.Barrier(2), threading.Event()
     num_using = 0
 
@@ -642,7 +642,7 @@ def test_without_hard_links_exactly_one_conditional_put_succeeds(
 
 
 def test_a_link_whose_response_was_lost_has_succeeded(disk: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS sends the request again, and hears that the name is taken."""
+    """NFS repeats the request and finds that the name exists."""
     real = os.link
 
     def link(*args: Any) -> None:
@@ -720,7 +720,7 @@ def test_a_read_only_directory_raises_storage_denied(disk: LocalStore, monkeypat
 
 
 def test_the_proxy_is_transparent(sound: Store, faulty: Store, proxy: FaultyProxy) -> None:
-    """Else the tests above prove little."""
+    """Otherwise the tests above prove little."""
     faulty.put_large("large", pattern(12 * MIB))
     assert read(faulty, "large") == read(sound, "large") == pattern(12 * MIB)
     assert proxy.seen.count("put part") == 3

@@ -1,4 +1,4 @@
-"""The checkpoint manager for asyncio: the same calls, and what a cancelled `await` does and does not undo."""
+"""The asyncio manager has the same calls, and a cancelled `await` only ends the wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATE = {"model": {"w": np.arange(1_000, dtype=np.float32)}, "lr": 0.1}
 
 
 class GatedStore(MemoryStore):
-    """Large objects wait until the gate is open."""
+    """A store whose large writes wait until the gate is open."""
 
     def __init__(self, *, fails: bool = False) -> None:
         super().__init__("gated")
@@ -205,7 +205,7 @@ def test_a_save_whose_await_was_cancelled_while_it_was_staged_becomes_durable(mo
             return real(*args, **kwargs)
 
         monkeypatch.setattr(manager._manager, "save", save)
-        second = asyncio.create_task(manager.save(STATE, step=2))  # waits for the first one's turn to end
+        second = asyncio.create_task(manager.save(STATE, step=2))  # waits for the first save
         await asyncio.to_thread(begun.wait)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -62,7 +62,7 @@ def head_of(ranks: Ranks, step: int = 5, number: int = 0) -> Head:
 
 
 def write(store: Store, ranks: Ranks, head: Head) -> RankPart:
-    """What a saver does before it tells anybody. A slice of a table, a tensor that all have, and one of its own."""
+    """Write the files of a rank: a slice of a table, a replicated tensor and one of the rank."""
     rows = np.full((ROWS_PER_RANK, 3), ranks.rank, np.float32)
     shape, start = (ROWS_PER_RANK * ranks.size, 3), (ROWS_PER_RANK * ranks.rank, 0)
     state = {"table": Shard(rows, shape=shape, start=start), "bias": np.ones(4), "rng": np.array([ranks.rank])}
@@ -110,7 +110,7 @@ def write(store: Store, ranks: Ranks, head: Head) -> RankPart:
 
 
 def read(store: Store, manifest: m.Manifest, rank: int) -> dict[str, Any]:
-    """The state of a rank, from the files that the manifest names."""
+    """Read the state of a rank from the files of the manifest."""
 
     def tensor(name: str, _kind: str) -> list[Any]:
         entry = next(entry for entry in manifest.tensors if entry.name == name)
@@ -137,7 +137,7 @@ def names(store: Store, checkpoint: str) -> list[str]:
 
 
 class Time:
-    """A clock that moves when somebody waits; what is planned happens on the way."""
+    """A clock that advances with each wait and runs planned actions on the way."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -350,7 +350,7 @@ def test_a_missing_rank_is_named_and_nothing_is_committed(store: MemoryStore, pa
     for ranks in everybody[1:]:
         with pytest.raises(CheckpointAborted, match=r"was aborted: rank 0 failed: .*rank 2 wrote no part"):
             verdict_of(store, ranks, head.id)
-    commit.put_part(store, write(store, everybody[2], head))  # it comes after all
+    commit.put_part(store, write(store, everybody[2], head))  # late
     with pytest.raises(CheckpointAborted, match="was aborted"):
         commit.conclude(store, everybody[0], head)
     assert "manifest.json" not in names(store, head.id)
@@ -498,7 +498,9 @@ def test_a_session_that_was_used_before_is_rejected_before_anything_is_written(s
         commit.reporting_failure(store, other, head.id),
     ):
         commit.put_part(store, write(store, other, head))
-    assert not [name for name in names(store, head.id) if name.startswith("failed")]  # it is another's checkpoint
+    assert not [
+        name for name in names(store, head.id) if name.startswith("failed")
+    ]  # the checkpoint belongs to another start
     commit.conclude(store, leader, head)
     after = names(store, head.id)
     for ranks in (leader, other):
@@ -516,7 +518,7 @@ class Moody(MemoryStore):
         self.refuse: Callable[[str, str], Exception | None] = lambda _call, _key: None
         """(call, key) → what to raise."""
         self.keeps = False
-        """Whether a put that is refused is kept all the same."""
+        """Whether a rejected put is stored nevertheless."""
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         error = self.refuse("put", key)
@@ -584,7 +586,7 @@ def test_a_manifest_whose_response_was_lost_is_committed_exactly_if_it_exists(ke
     else:
         with pytest.raises(StorageUnavailable):
             commit.conclude(store, leader, head)
-        assert "aborted.json" not in names(store, head.id)  # the put may still arrive: nobody may remove his files
+        assert "aborted.json" not in names(store, head.id)  # the put may still arrive, so files must stay
 
 
 def test_a_failing_store_does_not_hide_why_a_rank_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -599,7 +601,7 @@ def test_a_failing_store_does_not_hide_why_a_rank_failed(caplog: pytest.LogCaptu
 
 
 class Helper:
-    """A `Commit` that does as it is told."""
+    """A scripted `Commit`."""
 
     def __init__(self, outcome: Exception | threading.Event | None = None) -> None:
         self.outcome = outcome
@@ -731,7 +733,7 @@ def test_a_worker_that_dies_before_its_part_aborts_the_checkpoint_quickly(store:
             pool.submit(save_with, store, ranks, CoordinatorCommit(worker))
             for ranks, worker in zip(everybody[:2], workers[:2], strict=True)
         ]
-        theirs.close()  # hangs up without a word
+        theirs.close()  # disconnects silently
         for each in saving:
             with pytest.raises(CheckpointAborted, match="w2"):
                 each.result(DEADLINE_S)
@@ -769,7 +771,7 @@ def test_metadata_too_large_for_the_coordinator_stays_in_the_manifest() -> None:
 
 
 def a_rank(lifeline: Lifeline, *, directory: str, ranks: dict[str, Any]) -> None:
-    """In a process of its own: writes its files, says so, and goes on when it is told to."""
+    """In a separate process: write the files, report it, and continue on command."""
     mine = Ranks(**ranks)
     store, head = LocalStore(directory), head_of(mine)
     commit.claim(store, mine, head.id)

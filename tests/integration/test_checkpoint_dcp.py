@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint on our store, with real processes."""
+"""The adapter for torch.distributed.checkpoint, with real processes."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_a_store_can_be_passed() -> None:
 
 @contextlib.contextmanager
 def refused(*words: str) -> Iterator[None]:
-    """DCP wraps whatever goes wrong."""
+    """Require an error that DCP wraps."""
     with pytest.raises(CheckpointException) as raised:
         yield
     for word in words:
@@ -529,7 +529,7 @@ def sharded_state(world_size: int, *, zero: bool) -> dict[str, Any]:
 
 
 def rank_main(lifeline: Lifeline, *, what: str, place: str, rank: int, num_ranks: int) -> None:
-    """Saves or loads; says what this rank found."""
+    """Save or load; report what this rank found."""
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{place}.{what}.meeting", rank=rank, world_size=num_ranks)
     try:

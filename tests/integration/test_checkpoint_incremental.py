@@ -1,4 +1,4 @@
-"""Incremental checkpoints: what is written, what it refers to, and that it loads as the whole state."""
+"""Incremental checkpoints write what changed, refer to their bases, and load as the whole state."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_dirty_rows_are_trusted_and_the_rest_of_the_table_is_not_compared(manage
     state = {"model": {"emb.weight": table()}, "head": np.zeros(100_000)}
     manager.save(state, step=1).wait()
     state["model"]["emb.weight"][[5, 9, 17]] = 1
-    state["head"][:10] = 1  # nobody tells of it, so it is found
+    state["head"][:10] = 1  # not reported, so it is found by comparison
     delta(manager, state, 2, dirty={"emb.weight": [5, 17]})
     loaded = manager.load()
     expected = table()
@@ -211,15 +211,15 @@ def test_rows_of_a_save_that_was_skipped_are_not_forgotten(place: str) -> None:
     with manager_at(place, when_busy="skip") as manager:
         state = {"emb": table()}
         manager.save(state, step=1).wait()
-        with manager._saving:  # as long as one is under way
+        with manager._saving:  # as if a save were in progress
             state["emb"][10] = 1
             assert manager.save(state, step=2, checkpoint_type="INCREMENTAL", dirty={"emb": [10]}).error is not None
         state["emb"][20] = 2
         delta(manager, state, 3, dirty={"emb": [20]})
         assert np.array_equal(manager.load()["emb"], state["emb"])
-        with manager._saving:  # likewise
+        with manager._saving:  # as above
             state["emb"][30] = 3
-            manager.save(state, step=4, checkpoint_type="INCREMENTAL")  # compared, had it been its turn
+            manager.save(state, step=4, checkpoint_type="INCREMENTAL")  # skipped
         state["emb"][40] = 4
         delta(manager, state, 5, dirty={"emb": [40]})
         assert np.array_equal(manager.load()["emb"], state["emb"])

@@ -1,4 +1,4 @@
-"""JAX pytrees through the manager: what is saved comes back in the structure, dtypes and places of a target."""
+"""JAX pytrees are restored with the structure, dtypes and shardings of a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving and loading through the manager, on real files."""
+"""Saving and loading with the manager, on real files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from strata.storage.local import LocalStore
 
 
 class CheckpointManager(strata.CheckpointManager):
-    """Without a process, which would take longer to start than most tests take; `test_checkpoint_saver.py` has it."""
+    """Save in a thread: a process takes longer to start than most tests; `test_checkpoint_saver.py` tests it."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **{"saver": "thread", "statistics": False, **more})
@@ -60,7 +60,7 @@ def the_directory(manager: CheckpointManager, step: int) -> Path:
 
 
 def files_below(directory: Path) -> list[str]:
-    """But statistics, which come when there is time."""
+    """Ignore statistics, which are written when there is time."""
     found = (path for path in directory.rglob("*") if path.is_file() and path.name != "statistics.json")
     return sorted(str(path.relative_to(directory)) for path in found)
 
@@ -235,7 +235,7 @@ def test_a_deleted_checkpoint_is_gone_and_its_files_too(manager: CheckpointManag
 
 
 class GatedStore(LocalStore):
-    """Its large writes wait until they are let through."""
+    """A store whose large writes wait until they are released."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -317,7 +317,7 @@ def test_a_failed_save_is_reported_and_the_previous_checkpoint_stays_the_latest(
     assert manager.load()["step"] == 1
     assert len(files_below(tmp_path)) == 2, "nothing is left of it"
     manager.save(state_of(3), step=3)
-    with pytest.raises(StorageFull):  # also for those who did not wait
+    with pytest.raises(StorageFull):  # also without wait()
         manager.close()
 
 
@@ -340,7 +340,7 @@ def test_leftovers_of_a_killed_writer_are_deleted_after_an_hour_and_nothing_else
 
 
 def forged(directory: Path, **changes: Any) -> None:
-    """The manifest with other contents, and the right hash of them."""
+    """Replace values of a manifest and correct its hash."""
     path = directory / m.FILE_NAME
     body = json.loads(path.read_text())["manifest"] | changes
     data = json.dumps(body).encode()

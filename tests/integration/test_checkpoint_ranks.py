@@ -1,4 +1,4 @@
-"""Several ranks save and load through `CheckpointManager`, as threads and as torch's processes, in any numbers."""
+"""Any number of ranks save and load with `CheckpointManager`, as threads and as torch processes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 ROWS, COLUMNS = 60, 32
 TABLE = np.random.default_rng(1).normal(size=(ROWS, COLUMNS)).astype(np.float32)
 LONG_S = 600.0
-"""A timeout that no test lives to see."""
+"""A timeout longer than any test."""
 TORCH_DEADLINE_S = 100.0
 _sessions = itertools.count()
 
 
 def cut(num_rows: int, size: int) -> list[tuple[int, int]]:
-    """(first row, rows) of each rank, as even as can be."""
+    """Return (first row, number of rows) of each rank, as even as possible."""
     ends = [num_rows * i // size for i in range(size + 1)]
     return [(a, b - a) for a, b in itertools.pairwise(ends)]
 
@@ -61,7 +61,7 @@ def model_of(step: int = 0) -> dict[str, Any]:
 
 
 def states(size: int, *, table: np.ndarray[Any, Any] = TABLE, step: int = 0) -> list[dict[str, Any]]:
-    """A slice of a table, a model that all have, and what is each rank's own."""
+    """Return, for each rank, a slice of a table, a replicated model and values of its own."""
     return [
         {
             "emb": rows_of(table, start, count),
@@ -95,7 +95,7 @@ class Crew:
         ]
 
     def save(self, states: Sequence[Any], *, step: int, **options: Any) -> CheckpointMetadata:
-        """What all ranks hear, when rank 0 has cleaned up, too. `dirty_of` has an entry for each rank."""
+        """Save and wait on all ranks, until rank 0 has applied retention. `dirty_of` has an entry for each rank."""
         each = {"dirty": options.pop("dirty_of", [None] * len(states))}
         each |= {name: [value] * len(states) for name, value in options.items()}
         found = [save.wait(DEADLINE_S) for save in self.begin(states, step=step, **each)]
@@ -104,7 +104,7 @@ class Crew:
         return found[0]
 
     def load(self, **options: Any) -> list[dict[str, Any]]:
-        """All at once: where no checkpoint is named, they agree on one."""
+        """Load on all ranks at once: without a step, they agree on a checkpoint."""
         with ThreadPoolExecutor(len(self.managers)) as pool:
             return list(pool.map(lambda manager: manager.load(**options), self.managers))
 
@@ -391,7 +391,7 @@ def test_a_restarted_rank_saves_everything_and_the_others_their_deltas(tmp_path:
     with crew(tmp_path, 2) as savers:
         savers.save(states(2, table=table), step=1)
         table[1_000:] += 1
-        savers.managers[1]._staging._places = ()  # as if it knew of no save before
+        savers.managers[1]._staging._places = ()  # as if it had made no save
         saved = savers.save(states(2, table=table), step=2, checkpoint_type="INCREMENTAL")
         assert saved.checkpoint_type.name == "INCREMENTAL"
         for rank, loaded in enumerate(savers.load()):

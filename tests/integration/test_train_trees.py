@@ -115,5 +115,5 @@ def test_what_holds_no_arrays_of_jax_must_be_loaded_into(contexts: Any) -> None:
     context = contexts()
     context.checkpoint({"numbers": {"count": 3}}, step=1).wait()
 
-    with pytest.raises(InvalidArgument, match="'numbers' is a dict, which has no load_state_dict"):
+    with pytest.raises(InvalidArgument, match="'numbers' is a dict without load_state_dict"):
         context.restore({"numbers": {"count": 0}})

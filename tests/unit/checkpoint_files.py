@@ -1,4 +1,4 @@
-"""Checkpoints written by hand, with plain numpy, zstandard and xxhash: what a reader must understand, and what not."""
+"""Checkpoints written by hand with numpy, zstandard and xxhash, valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strata.storage import Store
 
 ID, BASE, OLDER = "step-000000000007-aa", "step-000000000006-bb", "step-000000000005-cc"
 HEADER_BYTES = 8_192
-"""Of every file: more than these tests need, and known before the tensors are."""
+"""The header size of every file, fixed before the tensors are known."""
 DTYPES = {"<f4": "F32", "<f8": "F64", "|u1": "U8", "<u2": "U16", "<i8": "I64", "<u4": "U32", "<u8": "U64"}
 
 
@@ -26,7 +26,7 @@ class HandMadeFile:
         self.data = bytearray()
 
     def add(self, name: str, array: np.ndarray[Any, Any]) -> int:
-        """Gives the offset in the file."""
+        """Append data and return its offset in the file."""
         begin = len(self.data)
         self.data += array.tobytes()
         while name in self.entries:
@@ -106,7 +106,7 @@ class HandMade:
         index_bytes: int = 4,
         encoding: str = "",
     ) -> m.Patch:
-        """`data` replaces these units of `contents`, which is changed as well: it is what a reader should find."""
+        """Add a patch: `data` replaces these units, also in `contents`, which a reader should return."""
         difference = bytearray()
         at = 0
         for index in indices:
@@ -139,12 +139,12 @@ class HandMade:
         return entry
 
     def add(self, name: str, array: np.ndarray[Any, Any], *, file: int = 0, encoding: str = "") -> m.TensorEntry:
-        """A whole one."""
+        """Add a tensor in one slice."""
         kept = self.slice(file, name, array, encoding=encoding)
         return self.tensor(name, DTYPES[array.dtype.str], array.shape, kept)
 
     def finish(self, **changes: Any) -> m.Manifest:
-        """Puts all files and gives the manifest, which went to JSON and back on the way."""
+        """Put all files; return the manifest after encoding and decoding it."""
         for one in self.files:
             self.store.put(one.key, one.header + bytes(one.data))
         files = tuple(

@@ -1,4 +1,4 @@
-"""Loading and verifying judge alike: whatever is done to a checkpoint's bytes, both refuse it or both accept it."""
+"""Loading and verifying agree: whatever changes the bytes of a checkpoint, both reject it or both accept it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 @functools.cache
 def saved(kind: str) -> tuple[Objects, str]:
-    """The objects of a place with a base and what builds on it, and the id of the newest."""
+    """Return the objects of a store with a base and a delta, and the id of the newest checkpoint."""
     store = MemoryStore()
     with CheckpointManager(store=store, saver="thread", compression="zstd", statistics=False) as manager:
         if kind == "plain values":
@@ -50,7 +50,7 @@ def saved(kind: str) -> tuple[Objects, str]:
 
 
 def judged(objects: Objects, newest: str) -> tuple[Any, str]:
-    """What a load gives, and what verifying does: "accepted" or "refused"."""
+    """Return the result of a load and that of verifying: "accepted" or "refused"."""
     store = MemoryStore()
     for key, data in objects.items():
         store.put(key, data)
@@ -68,7 +68,7 @@ def _or_refused(work: Callable[[], Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """What can be compared with `==`."""
+    """Return a value that can be compared with `==`."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
@@ -86,7 +86,7 @@ def test_load_and_verify_accept_a_sound_checkpoint(kind: str) -> None:
 @settings(max_examples=150)
 @given(st.data())
 def test_load_and_verify_agree_on_any_changed_bytes(kind: str, data: st.DataObject) -> None:
-    """In the manifest, in headers, in the data; of the base, too."""
+    """Change bytes of the manifest, the headers and the data, also of the base."""
     objects, newest = saved(kind)
     key = data.draw(st.sampled_from(sorted(objects)), label="object")
     changed = bytearray(objects[key])
@@ -123,7 +123,7 @@ def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def altered(body: Any, data: st.DataObject) -> None:
-    """Something else in one place."""
+    """Replace one value by another."""
     *path, last = data.draw(st.sampled_from(places_in(body)), label="place")
     parent = body
     for key in path:
@@ -207,7 +207,7 @@ def test_an_envelope_with_two_manifests_is_rejected() -> None:
 
 
 def test_a_reformatted_manifest_is_still_read() -> None:
-    """Spaces, and keys in another order: what another program may have written."""
+    """Other whitespace and another order of keys, as another program may write them."""
     objects, newest = saved("incremental")
     body = json.loads(objects[f"{newest}/{m.FILE_NAME}"])["manifest"]
     text = json.dumps(dict(reversed(body.items())), indent=1).encode()

@@ -1,4 +1,4 @@
-"""The bytes of one file; the safetensors library is the judge."""
+"""The byte layout of a data file, checked with the safetensors library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints behind symbolic links: read like any others, never removed, and never passed over in silence."""
+"""Checkpoints behind symbolic links are read like any others, never deleted, and never ignored silently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strata.storage.local import LocalStore
 
 
 def save(place: Path, *steps: int, keep_count: int | None = None) -> list[Path]:
-    """The directories of what is there afterwards."""
+    """Save steps and return the directories that exist afterwards."""
     with CheckpointManager(place, saver="thread", keep_count=keep_count) as manager:
         for step in steps:
             manager.save({"w": np.full(4, step)}, step=step).wait()
@@ -24,7 +24,7 @@ def save(place: Path, *steps: int, keep_count: int | None = None) -> list[Path]:
 
 
 def linked_away(directory: Path, to: Path) -> Path:
-    """As somebody does whose disk is full."""
+    """Move a checkpoint and link it, as a user does whose disk is full."""
     to.mkdir(parents=True, exist_ok=True)
     shutil.move(directory, to / directory.name)
     directory.symlink_to(to / directory.name)

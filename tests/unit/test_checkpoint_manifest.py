@@ -1,4 +1,4 @@
-"""Nothing about a manifest is believed."""
+"""Nothing in a manifest is trusted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_same_contents_have_the_same_hash_whatever_the_step() -> None:
 
 
 def a_patch(**changes: Any) -> m.Patch:
-    """Of units 0 and 2 of the three that 24 bytes have, if a unit has ten."""
+    """Patch units 0 and 2 of the three units of ten bytes in 24 bytes."""
     fields: dict[str, Any] = {
         "file": 0,
         "unit_bytes": 10,
@@ -188,7 +188,7 @@ def test_a_newer_format_raises_checkpoint_too_new() -> None:
 
 def test_every_changed_byte_is_noticed() -> None:
     data = m.encode(a_manifest())
-    for place in range(len(data) - 1):  # the last is a line's end
+    for place in range(len(data) - 1):  # the last byte is the newline
         changed = bytearray(data)
         changed[place] ^= 1
         with pytest.raises(CheckpointInvalid):

@@ -1,4 +1,4 @@
-"""The parts of all ranks become one manifest, or a refusal that names the tensor and the ranks."""
+"""The parts of all ranks are merged into one manifest, or rejected with the tensor and the ranks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ID = "step-000000000005-abc"
 HEAD = Head(id=ID, step=5, epoch=2, created_at_s=1.5, metadata={"loss": 0.5}, data_cursor="here")
 HASH = "0123456789abcdef" * 2
 Contents = dict[int, dict[int, bytes]]
-"""File (rank) → offset → bytes: what the stores of these tests would hold."""
+"""File (rank) → offset → bytes, as a store would hold them."""
 
 
 class Writer:
-    """One rank: gives every piece a place in its file and a hash, as saving does."""
+    """One rank: assigns each piece an offset in its file and a hash, as saving does."""
 
     def __init__(self, rank: int, contents: Contents | None = None, *, path: str = "") -> None:
         self.rank = rank
@@ -88,7 +88,7 @@ def refer(*names: str, **values: Any) -> Any:
 
 
 def read(manifest: m.Manifest, contents: Contents, name: str) -> np.ndarray[Any, Any]:
-    """A tensor, put together from the slices that the manifest names."""
+    """Assemble a tensor from the slices of the manifest."""
     tensor = next(tensor for tensor in manifest.tensors if tensor.name == name)
     out = np.full(tensor.shape, 255, {"F32": "float32", "U8": "uint8"}[tensor.dtype])
     for part in tensor.slices:
@@ -179,7 +179,7 @@ def test_a_grid_covers_its_tensor_without_overlap(rectangles: list[Any]) -> None
 
 
 def test_slices_that_do_not_form_a_grid_are_merged_too() -> None:
-    """Five rectangles in a pinwheel."""
+    """Five boxes in a pinwheel."""
     tensor, contents = floats(3, 3), Contents()
     wheel = [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]
     ranks = []
@@ -506,4 +506,4 @@ def test_every_changed_byte_of_a_part_is_noticed(at: int, flip: int) -> None:
     changed = bytearray(encoded)
     changed[at] ^= flip
     with contextlib.suppress(CheckpointInvalid):
-        assert parts.decode(bytes(changed), file="x") == a_part()  # a space between two values, say
+        assert parts.decode(bytes(changed), file="x") == a_part()  # such as a space between two values

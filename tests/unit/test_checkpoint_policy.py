@@ -1,4 +1,4 @@
-"""When to save: the decisions, and that no sequence of costs makes an adaptive strategy spend more than it may."""
+"""When to save: the decisions of each strategy; an adaptive one never exceeds its overhead, whatever saves cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ costs_s = st.floats(0, 1_000, allow_nan=False)
 
 
 def saves_until(pacer: Pacer, clock: ManualClock, last_step: int, *, step_s: float = 1.0) -> list[int]:
-    """The steps at which a loop saves whose saves cost nothing."""
+    """Return the steps at which a loop saves, with saves that cost nothing."""
     found = []
     for step in range(1, last_step + 1):
         clock.advance(step_s)

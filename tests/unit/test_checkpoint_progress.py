@@ -1,4 +1,4 @@
-"""Progress: who hears of it, how often, and that a bar is drawn on a terminal and nowhere else."""
+"""Progress: how often callbacks are called, and that a bar is drawn only on a terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_on_progress_is_called_at_most_ten_times_a_second_and_last_with_the_tota
 
     assert heard[-1][1] == sum(num_bytes for _, num_bytes in moves)
     assert [done for _, done in heard] == sorted(done for _, done in heard)
-    times = [at_s for at_s, _ in heard[:-1]]  # but for the end
+    times = [at_s for at_s, _ in heard[:-1]]  # without the last call
     assert all(later - earlier >= EVERY_S for earlier, later in itertools.pairwise(times))
 
 

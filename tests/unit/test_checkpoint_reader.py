@@ -1,4 +1,4 @@
-"""Checkpoints in every form that the format knows are read bit for bit, and damaged ones are refused by name."""
+"""Checkpoints in every form of the format are read bit by bit, and corrupt ones are rejected by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ENCODINGS = st.sampled_from(["", "zstd"])
 
 
 class CountingStore(MemoryStore):
-    """Remembers which bytes were asked for."""
+    """Records which bytes were requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def numbers(shape: tuple[int, ...], dtype: str = "<f4") -> np.ndarray[Any, Any]:
 
 @st.composite
 def patched(draw: st.DrawFn) -> tuple[MemoryStore, m.Manifest, bytes, int]:
-    """A base and patches upon it, in files of three checkpoints; what they come to, and the size of an element."""
+    """Draw a base with patches in files of three checkpoints, the expected contents, and the size of an element."""
     store = MemoryStore()
     made = HandMade(store, chunk_bytes=draw(st.sampled_from([1, 7, 16, 64, 1 << 20])))
     files = [made.file(OLDER), made.file(BASE), made.file()]
@@ -129,7 +129,7 @@ def within(box: Box) -> tuple[slice, ...]:
 
 @st.composite
 def cut_up(draw: st.DrawFn) -> tuple[MemoryStore, m.Manifest, np.ndarray[Any, Any], Box]:
-    """A tensor in slices over several ranks' files, some encoded, some patched; and what of it is wanted."""
+    """Draw a tensor in slices over the files of several ranks, some encoded, some patched, and a wanted box."""
     store = MemoryStore()
     made = HandMade(store, chunk_bytes=draw(st.sampled_from([1, 6, 16, 40, 1 << 20])))
     files = [made.file(name=f"rank-{rank:05d}.safetensors", rank=rank) for rank in range(3)]
@@ -170,7 +170,7 @@ def test_any_box_of_any_sharded_tensor_equals_numpys_slice(
 
 
 def test_slices_larger_than_a_window_are_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with gigabytes, in small: several runs, windows, batches and pieces."""
+    """Scale limits down, so that small tensors take several runs, windows, batches and pieces."""
     monkeypatch.setattr(reader, "READ_BYTES", 1 << 12)
     monkeypatch.setattr(reader, "_STRIDED_BYTES", 1 << 12)
     monkeypatch.setattr(reader, "_HASH_BYTES", 1 << 11)
@@ -260,7 +260,7 @@ def test_a_small_box_does_not_keep_its_large_chunk_in_memory() -> None:
 
 @pytest.mark.parametrize("form", ["plain", "encoded", "columns", "patched", "patched columns"])
 def test_a_read_takes_the_memory_of_its_result_plus_a_constant(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with gigabytes, in small: windows of 4 KiB, a tensor of a megabyte."""
+    """Scale limits down: windows of 4 KiB for a tensor of a megabyte."""
     constants = {(fetch, "WINDOW_BYTES"): 1 << 12, (reader, "_STRIDED_BYTES"): 1 << 13}
     for (module, name), value in (constants | {(reader, "READ_BYTES"): 1 << 13}).items():
         monkeypatch.setattr(module, name, value)
@@ -378,7 +378,7 @@ class Patched:
         return self.made.finish()
 
     def refuses(self, kind: type[Exception], words: str, manifest: m.Manifest) -> str:
-        """Both ways in: what is loaded, and what is verified. Gives what was said to who loads."""
+        """Require that verifying and loading both raise; return the message of the load."""
         with pytest.raises(kind, match=words):
             integrity.verify(self.store, manifest, watch=Watch())
         with pytest.raises(kind, match=words) as caught:
@@ -386,7 +386,7 @@ class Patched:
         return str(caught.value)
 
     def renumber(self, indices: list[int]) -> dict[str, Any]:
-        """Other indices in the place of the three, with the hash that they should have."""
+        """Replace the three indices; return their correct hashes."""
         data = np.array(indices, "<u4").tobytes()
         at = self.patch.index_offset - HEADER_BYTES
         self.made.files[1].data[at : at + 12] = data
@@ -437,6 +437,20 @@ def test_a_changed_byte_in_a_patchs_indices_is_noticed() -> None:
     bad.refuses(CheckpointCorrupt, "the indices of a patch of tensor 'w'.*expected", manifest)
 
 
+def test_a_corrupt_chunk_names_its_file_tensor_and_hashes_in_fields() -> None:
+    bad = Patched()
+    manifest = bad.manifest()
+    bad.made.damage(f"{ID}/rank-00000.safetensors", bad.patch.offset + 9, 0x3F)
+
+    with pytest.raises(CheckpointCorrupt) as caught:
+        load(bad.store, manifest)
+    error = caught.value
+    assert (error.file, error.tensor) == ("rank-00000.safetensors", "w")
+    assert error.expected in bad.patch.hashes
+    assert error.found != error.expected
+    assert f"the hash is {error.found}, expected {error.expected}" in str(error)
+
+
 def test_a_changed_byte_in_the_base_is_noticed() -> None:
     bad = Patched()
     manifest = bad.manifest()
@@ -464,7 +478,7 @@ def test_a_truncated_base_is_named_with_both_sizes() -> None:
 
 
 def encoded(frame: bytes, *, num_bytes: int = 64) -> tuple[MemoryStore, m.Manifest]:
-    """One chunk of zeros, or what this frame makes of it."""
+    """Store one chunk of zeros with this frame."""
     store = MemoryStore()
     made = HandMade(store, chunk_bytes=num_bytes)
     file = made.file()
@@ -503,7 +517,7 @@ def test_a_changed_frame_is_rejected(frame: bytes, words: str) -> None:
 
 def test_a_decompression_bomb_gets_no_more_memory_than_its_chunk() -> None:
     out = memoryview(bytearray(64))
-    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 28))  # without its size, it must be unpacked to know
+    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 28))  # its size is only known after decompression
 
     assert len(bomb) < 1 << 16
     assert "more than the expected 64 bytes" in buffers.decompress(memoryview(bomb), out)
@@ -591,7 +605,7 @@ def test_a_failed_allocation_names_the_cure() -> None:
 
 
 def warmed(step_s: float, *, num_steps: int) -> fetch.Warmer:
-    """As if each step of clearing took so long."""
+    """Return a warmer for which each step takes this long."""
     ticks = itertools.count()
     warmer = fetch.Warmer(lambda: next(ticks) // 2 * 1_000 + next(halves) * step_s)
     halves = itertools.cycle((0, 1))
@@ -616,7 +630,7 @@ def sealed(body: Any) -> bytes:
 
 
 def fuzzed() -> tuple[MemoryStore, m.Manifest, HandMade]:
-    """One of everything."""
+    """Return a checkpoint with one of everything."""
     one = Patched(encoding="xor-zstd", base_encoding="zstd")
     manifest = one.manifest()
     one.made.add("v", numbers((4, 3)), file=1)
@@ -675,7 +689,7 @@ def test_a_manifest_with_any_changed_value_is_read_or_rejected(data: st.DataObje
 
 
 def refusal_of(use: Callable[[], None]) -> str:
-    """What it was refused with, in the only two ways there are; "accepted" if it was not."""
+    """Return the message of the rejection, by either allowed error, or "accepted"."""
     try:
         use()
     except (CheckpointInvalid, StorageError) as error:
@@ -684,7 +698,7 @@ def refusal_of(use: Callable[[], None]) -> str:
 
 
 def model_hash_of(body: Any) -> Any:
-    """As it should be, so that not everything ends there."""
+    """Correct the hash, so that later checks are reached."""
     try:
         return m.model_hash(msgspec.convert(body["tensors"], tuple[m.TensorEntry, ...]))
     except (msgspec.ValidationError, KeyError, UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""Statistics of tensors: right for every kind of number, in little memory, given up when told; the file distrusted."""
+"""Statistics are correct for every dtype, need little memory and can be stopped; their file is not trusted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_array(array: np.ndarray[Any, Any]) -> Statistics:
 
 
 def expected_of(array: np.ndarray[Any, Any]) -> Statistics:
-    """The slow and obvious way, in numbers of any size."""
+    """Compute the statistics the slow and obvious way, in numbers of any size."""
     is_complex = array.dtype.kind == "c"
     numbers = [abs(complex(x)) if is_complex else x.item() for x in array.reshape(-1)]
     numbers = [x if isinstance(x, int) else float(x) for x in numbers]
@@ -136,7 +136,7 @@ def test_the_largest_and_the_smallest_numbers_have_a_mean_and_a_norm(size: float
 
 
 def test_the_mean_of_many_elements_is_exact() -> None:
-    """In float32 the sum of so many would not grow any more."""
+    """In float32 the sum of this many elements would no longer grow."""
     some = np.full(1 << 22, 0.1, np.float32)
     tally = Tally(BY_NAME["F32"])
     for _ in range(64):

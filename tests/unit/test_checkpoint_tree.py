@@ -1,4 +1,4 @@
-"""State, taken apart and put together."""
+"""Nested state is flattened and built again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from strata.errors import CheckpointInvalid, InvalidArgument
 
 
 def there_and_back(state: Any) -> Any:
-    """Through the structure as JSON and the tensors as the bytes of a file."""
+    """Convert a state to a JSON structure and file bytes, and back."""
     flat = tree.flatten(state)
     plan = layout.plan(flat.leaves, {})
     tensors = {leaf.name: stored(leaf) for leaf in flat.leaves}
@@ -43,7 +43,7 @@ def there_and_back(state: Any) -> Any:
 
 
 def stored(leaf: tree.Leaf) -> Bytes:
-    """What a data file would hold of it."""
+    """Return the bytes that a data file would hold."""
     out = np.empty(leaf.num_bytes, np.uint8)
     source = raw_bytes(leaf) if leaf.num_bytes else out
     if source is None:
@@ -251,7 +251,7 @@ def test_renaming_changes_some_names_and_shares_the_rest_of_the_structure() -> N
 
 
 def united(name: str, ranks: list[tree.Flat]) -> np.ndarray[Any, Any]:
-    """The tensor that the leaves of several ranks make up; each element must come from exactly one."""
+    """Assemble a tensor from the leaves of several ranks; each element must come from exactly one."""
     leaves = [leaf for flat in ranks for leaf in flat.leaves if leaf.tensor == name]
     assert leaves
     assert leaves[0].global_shape is not None
@@ -336,7 +336,7 @@ def test_an_invalid_local_value_of_a_shard_is_rejected_with_its_path() -> None:
 
 
 def on_every_rank(mesh_shape: tuple[int, ...], make: Callable[[DeviceMesh], Any]) -> list[tree.Flat]:
-    """What each rank of a mesh flattens; the process group is torch's own fake one, which sends nothing."""
+    """Return what each rank of a mesh flattens, with torch's fake process group, which sends nothing."""
     flats = []
     for rank in range(math.prod(mesh_shape)):
         distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=math.prod(mesh_shape))
@@ -363,7 +363,7 @@ strided = placement_types._StridedShard
     [
         ((4,), [split(0)], (8, 3)),
         ((4,), [split(1)], (3, 8)),
-        ((4,), [split(0)], (5, 2)),  # the last of four has nothing
+        ((4,), [split(0)], (5, 2)),  # the last of four ranks holds nothing
         ((4,), [split(0)], (2, 2)),
         ((4,), [copied], (3, 2)),
         ((2, 2), [split(0), split(1)], (4, 6)),

@@ -516,7 +516,7 @@ def test_a_profile_must_contain_keys_because_they_are_read_once(tmp_path: Path) 
     found = s3_arguments({"profile": "keys"}, environment)
     assert (found["access_key"], found["secret_key"]) == ("k", "s")
     for profile in ("role", "sso"):
-        with pytest.raises(ConfigError, match="is not supported here; turn it into keys"):
+        with pytest.raises(ConfigError, match="is not supported; export keys"):
             s3_arguments({"profile": profile}, environment)
 
 

@@ -43,7 +43,7 @@ XOR_UNIT_BYTES = 1 << 16
 _HALF_TYPES = ("BF16", "F16")
 
 
-class _Piece(NamedTuple):
+class _ParentSlice(NamedTuple):
     """A slice of the parent, and what changed in it."""
 
     tensor: JobTensor
@@ -74,7 +74,7 @@ class _Piece(NamedTuple):
 class _Change(NamedTuple):
     """What is stored of a piece: new contents (`cut`), or a patch (`patch`, `indices`)."""
 
-    piece: _Piece
+    piece: _ParentSlice
     stored: StoredItem
     cut: Cut | None = None
     patch: dict[str, Any] | None = None
@@ -137,7 +137,7 @@ class Delta:
             slices.setdefault(piece.tensor.name, []).extend(new)
         return part_of(self._job, files.all, slices)
 
-    def _changes(self, piece: _Piece) -> Iterator[_Change]:
+    def _changes(self, piece: _ParentSlice) -> Iterator[_Change]:
         if not piece.is_new:
             yield from self._patches(piece)
         elif self._job.options.xor and _may_xor(piece):
@@ -147,10 +147,10 @@ class Delta:
                 [name] = self._packer.add(cut.item(piece.tensor))
                 yield _Change(piece, plain_as(name), cut=cut)
 
-    def _contents(self, piece: _Piece) -> Bytes:
+    def _contents(self, piece: _ParentSlice) -> Bytes:
         return self._memory[piece.tensor.offset + piece.first_byte :][: piece.num_bytes]
 
-    def _slices(self, piece: _Piece, changes: list[_Change], files: _FileTable) -> list[Slice]:
+    def _slices(self, piece: _ParentSlice, changes: list[_Change], files: _FileTable) -> list[Slice]:
         """Return the slices that replace a slice of the parent."""
         new = [(change.cut, change.stored) for change in changes if change.cut is not None]
         if new:
@@ -167,7 +167,7 @@ class Delta:
 
     # -- patches ---------------------------------------------------------------------------------------------------
 
-    def _patches(self, piece: _Piece) -> Iterator[_Change]:
+    def _patches(self, piece: _ParentSlice) -> Iterator[_Change]:
         """Add patches of the changed units: several if they do not fit into one file."""
         tensor, unit = piece.tensor, delta.unit_bytes(piece.tensor.place)
         is_rows = unit == delta.row_bytes(tensor.place)
@@ -187,7 +187,7 @@ class Delta:
             yield self._patch(piece, unit, indices, item)
 
     def _patch(
-        self, piece: _Piece, unit: int, indices: Indices, item: writer.Item, encoded: writer.Encoded | None = None
+        self, piece: _ParentSlice, unit: int, indices: Indices, item: writer.Item, encoded: writer.Encoded | None = None
     ) -> _Change:
         kind, dtype = (np.dtype("<u4"), "U32") if indices[-1] < 1 << 32 else (np.dtype("<u8"), "U64")
         what = "rows" if unit == delta.row_bytes(piece.tensor.place) else "numbers"
@@ -209,7 +209,7 @@ class Delta:
 
     # -- exclusive or ----------------------------------------------------------------------------------------------
 
-    def _exclusive_or(self, piece: _Piece) -> Iterator[_Change]:
+    def _exclusive_or(self, piece: _ParentSlice) -> Iterator[_Change]:
         """Add compressed differences to the parent, a few chunks at a time, so that each patch fits into a file."""
         contents = self._contents(piece)
         step = writer.PACK_BYTES // layouts.CHUNK_BYTES * layouts.CHUNK_BYTES
@@ -220,7 +220,7 @@ class Delta:
             item = writer.encoded_item(f"{piece.tensor.name}#xor", encoded)
             yield self._patch(piece, XOR_UNIT_BYTES, indices, item, encoded)
 
-    def _differences(self, piece: _Piece, start: int, new: Bytes) -> Iterator[Bytes]:
+    def _differences(self, piece: _ParentSlice, start: int, new: Bytes) -> Iterator[Bytes]:
         """Yield the difference of each chunk. The base is verified: an error in it would become an error here."""
         data_file = self._parent.files[piece.slice.file]
         key = _path_from_outside(data_file, self._parent)
@@ -243,7 +243,7 @@ class Delta:
             yield np.bitwise_xor(chunk, np.frombuffer(old, np.uint8))
 
 
-def _may_xor(piece: _Piece) -> bool:
+def _may_xor(piece: _ParentSlice) -> bool:
     """Return whether an exclusive or is possible: only with a base that is neither encoded nor patched."""
     return (
         piece.is_new
@@ -279,7 +279,7 @@ def _path_from_outside(data_file: DataFile, parent: RankPart) -> str:
     return data_file.path if "/" in data_file.path else f"{parent.checkpoint}/{data_file.path}"
 
 
-def _pieces(job: Job, parent: RankPart, changed: Mapping[str, Bits]) -> Iterator[_Piece]:
+def _pieces(job: Job, parent: RankPart, changed: Mapping[str, Bits]) -> Iterator[_ParentSlice]:
     before = {entry.name: entry for entry in parent.tensors}
     for tensor in job.tensors:
         unit, itemsize = delta.unit_bytes(tensor.place), BY_NAME[tensor.dtype].itemsize
@@ -292,7 +292,7 @@ def _pieces(job: Job, parent: RankPart, changed: Mapping[str, Bits]) -> Iterator
             first_byte = sum(map(operator.mul, offset, strides))
             num_bytes = math.prod(part.shape) * itemsize
             units = bits[first_byte // unit : -(-(first_byte + num_bytes) // unit)]
-            yield _Piece(tensor, part, first_byte, num_bytes, units, int(np.count_nonzero(units)))
+            yield _ParentSlice(tensor, part, first_byte, num_bytes, units, int(np.count_nonzero(units)))
 
 
 def _slices_within(tensor: JobTensor, slices: tuple[Slice, ...]) -> Iterator[Slice]:
