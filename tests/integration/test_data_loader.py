@@ -658,7 +658,7 @@ def test_files_without_rows_give_an_empty_loader_where_one_is_wanted_and_a_missi
         open_loader(tmp_path)
     loader, _ = open_loader(tmp_path, on_empty="empty", strings="codes")
     assert list(loader) == []
-    with pytest.raises(NoData, match="there is nothing at"):
+    with pytest.raises(NoData, match="does not exist"):
         open_loader(tmp_path / "elsewhere", on_empty="empty")
     with pytest.raises(InvalidArgument, match=r"on_empty='nothing'; use one of raise, empty"):
         open_loader(tmp_path, on_empty="nothing")
@@ -718,8 +718,8 @@ def test_json_of_mixed_types_is_not_told_to_try_a_schema(
 @pytest.mark.parametrize(
     ("line", "cure"),
     [
-        (b"3,\xff\xfe\n", r"not in UTF-8: save the file as UTF-8, or read the column as bytes with schema="),
-        (b"3\n", r"Expected 2 columns, got 1.*every record needs as many fields as the first one"),
+        (b"3,\xff\xfe\n", r"not UTF-8: save the file as UTF-8, or read the column as bytes with schema="),
+        (b"3\n", r"Expected 2 columns, got 1.*every record must have as many fields as the first one"),
     ],
 )
 def test_what_is_wrong_with_a_csv_is_told_with_a_cure_that_helps(
@@ -748,7 +748,7 @@ def test_a_csv_that_is_rewritten_during_an_epoch_has_changed(tmp_path: Path, rew
         (tmp_path / "new").rename(path)
     else:
         path.write_text(changed)
-    with pytest.raises(DataFileChanged, match=r"a\.csv .*rewritten since; make the dataset anew"):
+    with pytest.raises(DataFileChanged, match=r"a\.csv .*rewritten since it was planned; create the dataset again"):
         list(batches)
 
 
