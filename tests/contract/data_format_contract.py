@@ -1,4 +1,4 @@
-"""What every file format promises. An implementation says how its files are written, and what fits in them."""
+"""The contract of every file format. An implementation defines how its files are written, and what they can store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from strata.errors import (
 LOCAL = Source(pafs.LocalFileSystem(), is_local=True)
 NUM_ROWS = 100
 UNIT_ROWS = 30
-"""What the suite asks of `write`: the last unit has fewer."""
+"""The rows per row group that the suite requests from `write`; the last row group has fewer."""
 PLAIN = ("id", "small", "price", "flag", "word")
 ALL_COLUMNS = (*PLAIN, "ratio", "day", "time", "amount", "raw", "colour", "tags", "point", "bag", "nothing")
 FAILURES = (
@@ -64,7 +64,7 @@ COMPARISONS: tuple[Callable[[Any, Any], pc.Expression], ...] = (
 
 
 def sample(num_rows: int = NUM_ROWS, columns: Sequence[str] = ALL_COLUMNS, *, seed: int = 0) -> pa.Table:
-    """A column of each kind; `ratio` has NaN but no null, `id` has neither, all others have nulls here and there."""
+    """Return one column of each kind. `ratio` has NaN but no null, `id` has neither, all others have some nulls."""
     rows = [row + seed for row in range(num_rows)]
     epoch = dt.datetime(2026, 1, 1)  # noqa: DTZ001
 
@@ -104,13 +104,13 @@ def remote(handler: pafs.FileSystemHandler) -> Source:
 
 
 class FarFileSystem(LocalFileSystem):  # type: ignore[misc]
-    """To whoever asks, every read of it is a request."""
+    """Return a source of which every read is a request."""
 
     protocol = "far"
 
 
 class Faulty(pafs.FSSpecHandler):  # type: ignore[misc]
-    """The local file system, which fails from when it is told to; for a number of times, or for good."""
+    """The local file system, which fails on command: a number of times, or forever."""
 
     def __init__(self) -> None:
         super().__init__(FarFileSystem())
@@ -140,7 +140,7 @@ class FaultyFile(io.FileIO):
 
 
 def same(found: pa.Table, expected: pa.Table) -> bool:
-    """NaN is NaN; how a dictionary is numbered does not matter, nor metadata."""
+    """Compare tables. NaN equals NaN; dictionary codes and metadata are ignored."""
     if found.num_rows != expected.num_rows or found.column_names != expected.column_names:
         return False
     for one, other in zip(found.columns, expected.columns, strict=True):
@@ -152,7 +152,7 @@ def same(found: pa.Table, expected: pa.Table) -> bool:
 
 
 def bound(condition: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> tuple[expression.Node, pa.Schema]:
-    """A filter as a dataset asks a file about it, where both have the same types."""
+    """Return a filter as a dataset passes it to a file of the same types."""
     used = pa.schema([schema.field(name) for name in columns])
     return literals.fit_literals(expression.decode(condition), used), used
 
@@ -160,25 +160,25 @@ def bound(condition: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -
 class FormatContract:
     format: ClassVar[Format]
     columns: ClassVar[tuple[str, ...]] = ALL_COLUMNS
-    """Which columns of `sample` a file of this format can hold."""
+    """The columns of `sample` that the format can store."""
     is_columnar: ClassVar[bool] = True
-    """Fewer columns are fewer bytes."""
+    """Whether fewer columns take fewer bytes."""
     has_exact_units: ClassVar[bool] = True
-    """`write` puts exactly `rows_per_unit` rows in each unit; else there are about as many units."""
+    """Whether `write` puts exactly `rows_per_unit` rows in each row group, or only approximately."""
     has_marks: ClassVar[bool] = True
-    """Files end with bytes that only this format has, so that a part of a file, or another file, is noticed."""
+    """Whether files end with bytes of this format only, so that truncated and foreign files are detected."""
     unit_bytes: ClassVar[int] = 1_000
-    """For formats that leave it open."""
+    """The size of row groups, for formats that leave it open."""
 
     def write(self, table: pa.Table, path: Path, rows_per_unit: int) -> None:
         raise NotImplementedError
 
     def as_stored(self, table: pa.Table) -> pa.Table:
-        """What comes back: the same, unless the format has fewer types."""
+        """Return the table as the format stores it: unchanged, unless the format has fewer types."""
         return table
 
     def damage(self, path: Path, unit: Unit) -> None:
-        """Makes a unit unreadable without touching another, nor what the file says of itself."""
+        """Make a row group unreadable without changing another one, or the metadata of the file."""
         data = bytearray(path.read_bytes())
         data[unit.offset : unit.offset + unit.num_bytes] = b"\xff" * unit.num_bytes
         path.write_bytes(data)
@@ -394,7 +394,7 @@ class FormatContract:
         num_requests = handler.num_reads - before
         assert dataset.plan.num_units >= 7
         assert num_requests <= dataset.plan.num_units + 3 * (num_workers + 1)
-        assert dataset.get_metrics().total.read_s > 0, "waiting for bytes is not taken for decoding"
+        assert dataset.get_metrics().total.read_s > 0, "waiting for bytes is not counted as decoding"
 
     def test_a_format_can_be_sent_to_another_process(self) -> None:
         copy = pickle.loads(pickle.dumps(self.format))
@@ -435,7 +435,7 @@ class FormatContract:
         with self.opened(file, facts) as reader:
             units = [reader.read(unit, names) for unit in facts.units]
         if not units or pa.concat_tables(units).schema.types != table.schema.types:
-            return  # the types of a text of few rows may be guessed otherwise, and the condition not apply
+            return  # the types of a text with few rows may be guessed differently, so that the filter does not fit
         for _ in range(4):
             condition, used = data.draw(conditions(names))
             presences = self.format.presence(LOCAL, file, facts, *bound(condition, facts.schema, sorted(used)))
@@ -456,7 +456,7 @@ class FormatContract:
         bad = facts.units[1]
         time_ns = Path(file.path).stat().st_mtime_ns
         self.damage(Path(file.path), bad)
-        os.utime(file.path, ns=(time_ns, time_ns))  # as a disk would do it: otherwise the file was rewritten
+        os.utime(file.path, ns=(time_ns, time_ns))  # as a disk would: otherwise the file counts as rewritten
         expected = self.as_stored(written)
         with self.opened(file, facts) as reader:
             for unit in facts.units:
@@ -502,7 +502,7 @@ class FormatContract:
         return None
 
     def refuses_nothing_that_could_be_text(self, folder: Path) -> None:
-        """Half a text is a text; what is promised instead is that another text is another version."""
+        """Check that half a text, which is valid text, has another version."""
         file = self.plant(folder)
         version = self.inspect(file).version
         data = Path(file.path).read_bytes()
@@ -575,7 +575,7 @@ VALUES: dict[str, tuple[st.SearchStrategy[Any], pa.DataType]] = {
 
 @st.composite
 def tables(draw: st.DrawFn, columns: Sequence[str]) -> pa.Table:
-    """Mostly with values that lie together, so that statistics have something to say."""
+    """Draw mostly clustered values, so that statistics decide something."""
     num_rows = draw(st.integers(1, 24))
     arrays = {}
     for name in columns:
@@ -590,7 +590,7 @@ def tables(draw: st.DrawFn, columns: Sequence[str]) -> pa.Table:
 
 @st.composite
 def conditions(draw: st.DrawFn, columns: Sequence[str], depth: int = 2) -> tuple[pc.Expression, set[str]]:
-    """A condition, and the columns that it uses."""
+    """Draw a filter and the columns it uses."""
     if depth and draw(st.booleans()):
         one, used = draw(conditions(columns, depth - 1))
         if draw(st.integers(0, 2)) == 0:

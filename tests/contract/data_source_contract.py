@@ -1,4 +1,4 @@
-"""What every place that data is read from must do, whatever stands behind it."""
+"""The contract of every source of data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTILE = [
 
 
 class DataPlace:
-    """An empty place, with what is needed to write there and to read from it."""
+    """An empty directory or bucket, with functions to write to it and to read from it."""
 
     def __init__(
         self, url: str, *, writer: dict[str, Any] | None = None, reader: dict[str, Any] | None = None, **more: Any
@@ -49,7 +49,7 @@ class DataPlace:
             stream.write(content)
 
     def make_directory(self, name: str) -> None:
-        """In object stores: an object without bytes, whose name ends with a slash."""
+        """Create the marker of a directory in an object store: an empty object whose name ends with a slash."""
         self._source.filesystem.create_dir(f"{self._path}/{name}", recursive=True)
 
     def remove(self, name: str) -> None:
@@ -192,7 +192,7 @@ class DataSourceContract:
             group = parquet.read_row_group(2, ["id"])
         assert group["id"].to_pylist() == list(range(NUM_ROWS + 5_000, NUM_ROWS + 7_500))
         chunk = parquet.metadata.row_group(2).column(0).total_compressed_size
-        assert chunk <= own.total - footer < 2 * chunk  # the id column of one group, and nothing else
+        assert chunk <= own.total - footer < 2 * chunk  # only the id column of one row group
         assert source.counter.total == own.total
 
     @pytest.mark.parametrize("suffix", ["parquet", "orc", "csv", "arrow"])
@@ -240,11 +240,11 @@ class DataSourceContract:
 
 
 class DeniedContract:
-    """For servers that know their users."""
+    """The contract of servers that check credentials."""
 
     @pytest.fixture
     def strangers(self) -> list[dict[str, Any]]:
-        """`storage_options` of some who may not read at `place`."""
+        """Return `storage_options` without permission to read from `place`."""
         raise NotImplementedError
 
     def test_wrong_credentials_are_denied(self, place: DataPlace, strangers: list[dict[str, Any]]) -> None:

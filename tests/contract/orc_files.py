@@ -1,4 +1,4 @@
-"""ORC files with a codec that pyarrow reads and does not write, made of files without compression."""
+"""Create LZO-compressed ORC files, which pyarrow reads but does not write, from uncompressed ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Message = list[tuple[int, int | bytes]]
 
 
 def recompress(path: Path, compressed: Callable[[bytes], bytes]) -> None:
-    """Rewrites a file of one stripe as an LZO file; `compressed`: a block, with the three bytes before it."""
+    """Rewrite a file of one stripe as an LZO file. `compressed` returns a block with its header of three bytes."""
     data = path.read_bytes()
     postscript = _parsed(data[-1 - data[-1] : -1])
     end = len(data) - 1 - data[-1]
@@ -32,7 +32,7 @@ def recompress(path: Path, compressed: Callable[[bytes], bytes]) -> None:
         assert isinstance(value, bytes)
         stream = _parsed(value)
         size = _number(stream, 3)
-        if _number(stream, 1) not in (6, 7, 8):  # row indexes and Bloom filters are left out
+        if _number(stream, 1) not in (6, 7, 8):  # omit row indexes and Bloom filters
             own = _blocks(data[at : at + size], compressed)
             made.append((1, _written(_set(stream, 3, len(own)))))
             contents += own
@@ -51,15 +51,15 @@ def recompress(path: Path, compressed: Callable[[bytes], bytes]) -> None:
 
 
 def stored(block: bytes) -> bytes:
-    """As it is."""
+    """Store a block uncompressed."""
     return (len(block) << 1 | 1).to_bytes(3, "little") + block
 
 
 def lzo(block: bytes) -> bytes:
-    """Compressed by whoever knows no better than to look for what stood a few bytes before."""
+    """Compress a block with matches at short distances only."""
     made, literals = bytearray(), bytearray()
     at, flags = 0, 0
-    """`flags`: where the last copy has the number of the literals after it."""
+    """`flags` is the position where the last copy stores the number of literals after it."""
     while at < len(block):
         size, distance = _match(block, at)
         if size < 5:
@@ -135,7 +135,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         if tag & 7 == 0:
             yield tag >> 3, varint()
         else:
-            assert tag & 7 == 2, "only numbers and bytes are expected here"
+            assert tag & 7 == 2, "a field is neither a number nor bytes"
             size = varint()
             at += size
             yield tag >> 3, data[at - size : at]

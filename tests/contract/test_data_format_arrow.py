@@ -1,4 +1,4 @@
-"""Arrow files and streams pass the suite of every format; below it, what only they have."""
+"""Arrow files and streams pass the contract of every format; the other tests are specific to Arrow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ArrowContract(FormatContract):
             writer.write_table(table.combine_chunks(), max_chunksize=rows_per_unit)
 
     def damage(self, path: Path, unit: Unit) -> None:
-        """Only what the version does not cover: behind the header and the sample."""
+        """Damage only bytes that the version does not cover: after the header and the sample."""
         data = bytearray(path.read_bytes())
         header_bytes = 8 + int.from_bytes(data[unit.offset + 4 : unit.offset + 8], "little")
         first, last = unit.offset + header_bytes + SAMPLE_BYTES, unit.offset + unit.num_bytes
@@ -45,7 +45,7 @@ class ArrowContract(FormatContract):
         path.write_bytes(data)
 
     def test_statistics_never_contradict_the_rows(self, tmp_path: Path) -> None:
-        """There are none."""
+        """Return SOME for every row group: Arrow has no statistics."""
         file = self.plant(tmp_path)
         facts = self.inspect(file)
         assert (
@@ -101,7 +101,7 @@ class TestArrowFile(ArrowContract):
         assert found["d"].to_pylist() == ["v0", "v0", "v1", "v0", "v2", "v0"]
 
     def test_other_values_of_the_same_size_have_another_version(self, tmp_path: Path) -> None:
-        """Footer and headers of these two are the same."""
+        """Check two files with equal footers and headers."""
         versions = {self.inspect(self.plant(tmp_path, pa.table({"n": [1, value]}))).version for value in (2, 3)}
         assert len(versions) == 2
 
@@ -154,7 +154,7 @@ class TestArrowStreamWithZstd(TestArrowStream):
 
 
 class TestEveryType:
-    """Which buffers belong to which column is known for every type, or the wrong ones are read."""
+    """Check that the buffers of every type are assigned to the right column."""
 
     @pytest.mark.parametrize("legacy", [False, True], ids=["now", "before 0.15"])
     @pytest.mark.parametrize("is_file", [False, True], ids=["stream", "file"])
@@ -176,7 +176,7 @@ class TestEveryType:
             (unit,) = facts.units
             assert same(reader.read(unit, [name]), table.select([name])), name
             reader.close()
-            if not legacy:  # has buffers that nobody needs; then all are read
+            if not legacy:  # a legacy union has unneeded buffers, so all are read
                 assert unit.num_bytes < file.size_bytes / 2
                 assert facts.null_counts == {name: table[name].null_count}
 
@@ -187,7 +187,7 @@ def growing(number: int) -> pa.RecordBatch:
 
 
 def every_type() -> pa.Table:
-    """With much text between the columns, so that a gap is worth leaving out."""
+    """Return columns with much text between them, so that skipping the gap pays."""
     numbers = pa.array(range(4), pa.int64())
     words = ["a", None, "much longer than twelve bytes", "d"]
     lists = [[1], None, [], [2, 3]]

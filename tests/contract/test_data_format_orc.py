@@ -1,4 +1,4 @@
-"""ORC: the contract, and what is its alone."""
+"""ORC files pass the contract of every format; the other tests are specific to ORC."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from strata.errors import DataFileInvalid, SchemaMismatch
 
 
 def _rows(table: pa.Table, first: int, num_rows: int) -> pa.Table:
-    """A copy: the writer takes slices of structs from their beginning."""
+    """Return a copy, because the writer ignores the offset of sliced structs."""
     return table.take(pa.array(range(first, min(first + num_rows, table.num_rows)), pa.int64()))
 
 
 class TestOrc(FormatContract):
     format = OrcFormat()
-    columns = tuple(name for name in ALL_COLUMNS if name != "colour")  # there are no dictionaries
+    columns = tuple(name for name in ALL_COLUMNS if name != "colour")  # ORC has no dictionaries
 
     def write(self, table: pa.Table, path: Path, rows_per_unit: int) -> None:
         with paorc.ORCWriter(path, stripe_size=1, batch_size=rows_per_unit) as writer:
@@ -39,7 +39,7 @@ class TestOrc(FormatContract):
                 writer.write(_rows(table, first, rows_per_unit))
 
     def as_stored(self, table: pa.Table) -> pa.Table:
-        """Times are in nanoseconds."""
+        """Return the table with times in nanoseconds."""
         place = table.schema.get_field_index("time")
         return table if place < 0 else table.set_column(place, "time", table["time"].cast(pa.timestamp("ns")))
 

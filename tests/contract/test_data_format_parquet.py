@@ -1,4 +1,4 @@
-"""Parquet passes the suite of every format; below it, what only Parquet has."""
+"""Parquet files pass the contract of every format; the other tests are specific to Parquet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestParquetFormat(FormatContract):
         pq.write_table(table, path, row_group_size=rows_per_unit)
 
     def asked(self, folder: Path, table: pa.Table, condition: pc.Expression, columns: list[str]) -> list[Presence]:
-        """What statistics say, with row groups of 4 rows."""
+        """Return what statistics decide, with row groups of 4 rows."""
         file = self.plant(folder, table, 4)
         facts = self.inspect(file)
         return self.format.presence(LOCAL, file, facts, *bound(condition, facts.schema, columns))

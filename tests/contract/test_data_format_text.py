@@ -1,4 +1,4 @@
-"""CSV and JSON: the contract, and what is theirs alone."""
+"""CSV and JSON files pass the contract of every format; the other tests are specific to text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TextContract(FormatContract):
     is_columnar = False
     has_exact_units = False
     has_marks = False
-    test_statistics_never_contradict_the_rows = None  # there are none, see below
+    test_statistics_never_contradict_the_rows = None  # text has no statistics, see below
 
 
 class TestCsv(TextContract):
@@ -63,7 +63,7 @@ class TestJsonLines(TestJsonl):
 
 
 class ReadFile:
-    """What a format makes of a file."""
+    """A file read by a format."""
 
     def __init__(self, form: Format, path: Path, *, unit_bytes: int = 100, schema: pa.Schema | None = None) -> None:
         self.file = data_file(path)
@@ -86,7 +86,7 @@ FIELDS = st.text(st.sampled_from('ab" ,\n\rü;0'), max_size=5)
 
 @st.composite
 def csv_texts(draw: st.DrawFn) -> bytes:
-    """Well-formed, with quotes where they are needed, and where they are not."""
+    """Draw well-formed CSV with needed and with superfluous quotes."""
     ends = draw(st.sampled_from(["\n", "\r\n", "\r"]))
     num_columns = draw(st.integers(1, 3))
     rows = draw(st.lists(st.lists(FIELDS, min_size=num_columns, max_size=num_columns), max_size=12))
@@ -236,7 +236,7 @@ def test_an_invalid_value_is_reported_with_its_position_and_the_cure(tmp_path: P
 
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns are guessed from the first record or two."""
+    """Guess columns from the first one or two records."""
     monkeypatch.setattr("strata.data.formats.text.SAMPLE_BYTES", 20)
 
 

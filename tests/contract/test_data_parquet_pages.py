@@ -1,4 +1,4 @@
-"""Pages of Parquet files: what their statistics say holds, and what is read of them is what was asked for."""
+"""Decisions by page statistics hold for the rows, and reading by pages returns the requested rows."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def places(rows: Sequence[Rows], num_rows: int) -> np.ndarray:
 
 
 def same(left: pa.Table, right: pa.Table) -> bool:
-    """NaN too."""
+    """Compare tables; NaN equals NaN."""
     return left.schema.equals(right.schema) and repr(left.to_pylist()) == repr(right.to_pylist())
 
 
@@ -284,7 +284,7 @@ def test_rows_read_by_pages_equal_those_of_the_row_group(planted: Path, data: st
     rows = join_rows([(first, min(num, unit.num_rows - first)) for first, num in drawn], 5)
     columns = data.draw(st.lists(st.sampled_from(facts.schema.names), min_size=1, unique=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "MIN_SAVED", 0.0)  # also where it does not pay
+        patch.setattr(pages, "MIN_SAVED", 0.0)  # select pages even if it does not pay
         found = reader._read_pages(unit, columns, rows)
     whole = cut(reader.read(unit, columns), rows)
     assert same(found, whole)
@@ -310,7 +310,7 @@ def test_only_the_pages_with_the_rows_are_read_and_counted(tmp_path: Path) -> No
     rows = [(20_500, 600)]
     saving = reader.saving(facts.units[0], ["x"], rows)
     assert (saving.num_pages, saving.num_pages_skipped) == (50, 48)
-    assert reader.bytes_read == before  # the index was in the tail
+    assert reader.bytes_read == before  # the tail contained the index
     assert same(reader.read_rows(facts.units[0], ["x"], rows), table.slice(20_500, 600))
     assert reader.bytes_read - before == saving.num_bytes - saving.bytes_skipped
     assert LOCAL.counter.total - total == saving.num_bytes - saving.bytes_skipped
@@ -370,7 +370,7 @@ def test_ranges_cover_all_reads_of_pages(tmp_path: Path) -> None:
 
 
 def index_region(path: Path) -> tuple[int, int]:
-    """From the end of the last column chunk to the footer."""
+    """Return the bytes from the end of the last column chunk to the footer."""
     metadata = pq.read_metadata(path)
     last = metadata.row_group(metadata.num_row_groups - 1)
     ends = [
@@ -411,7 +411,7 @@ def test_a_damaged_index_never_changes_the_rows(
 
 
 def test_a_bound_of_the_wrong_size_is_ignored(tmp_path: Path) -> None:
-    """pyarrow would end the process over an integer of seven bytes."""
+    """pyarrow aborts the process on an integer of seven bytes."""
     path = tmp_path / "a.parquet"
     write(path, pa.table({"x": range(100), "y": range(100)}))
     reader, _ = opened(path)
@@ -419,7 +419,7 @@ def test_a_bound_of_the_wrong_size_is_ignored(tmp_path: Path) -> None:
     assert place is not None
     data = bytearray(path.read_bytes())
     index = bytes(data[place.offset : place.end])
-    eight = index.index(b"\x08" + (0).to_bytes(8, "little"))  # the least of the first page, after its length
+    eight = index.index(b"\x08" + (0).to_bytes(8, "little"))  # the minimum of the first page, after its length
     first, second = index[eight + 1 : eight + 9], index[eight + 10 : eight + 18]
     moved = b"\x07" + first[:7] + b"\x09" + second[:1] + second
     data[place.offset + eight : place.offset + eight + len(moved)] = moved

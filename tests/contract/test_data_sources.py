@@ -1,4 +1,4 @@
-"""Data is read in the same way from every kind of place."""
+"""Every kind of source passes the same contract."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestFsspecMemory(DataSourceContract):
 class TestS3(DataSourceContract, DeniedContract):
     @pytest.fixture
     def place(self, s3: S3Server) -> DataPlace:
-        """Read by somebody who may do nothing else."""
+        """Return credentials that allow only reading."""
         return DataPlace(s3.new_url(), writer=s3.options(), reader=s3.options(**READER))
 
     @pytest.fixture

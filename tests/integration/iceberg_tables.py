@@ -42,7 +42,7 @@ PATH_ID, POSITION_ID = 2147483546, 2147483545
 
 
 class Warehouse:
-    """A catalog in a directory, and the tables in it."""
+    """A catalog in a directory, with its tables."""
 
     def __init__(self, directory: Path, **storage: str) -> None:
         self.directory = directory
@@ -63,13 +63,13 @@ class Warehouse:
         self.catalog.close()
 
     def path(self, ending: str) -> str:
-        """Of a file that is not there yet."""
+        """Return the path of a new file."""
         return f"{self.directory}/files-{next(self._numbers):03}{ending}"
 
     # --- data files ---
 
     def add_parquet(self, table: Table, rows: pa.Table, *, ids: Mapping[str, int] | None, row_group_size: int) -> str:
-        """A file with several row groups; without ids, as others than Iceberg write it."""
+        """Write a file with several row groups and without ids, as writers other than Iceberg do."""
         path = self.path(".parquet")
         pq.write_table(_with_ids(rows, ids, b"PARQUET:field_id"), path, row_group_size=row_group_size)
         return self._append(table, path, FileFormat.PARQUET, rows.num_rows)
@@ -90,13 +90,13 @@ class Warehouse:
     def add_partitioned_parquet(
         self, table: Table, rows: pa.Table, ids: Mapping[str, int], partition: Record, path: str = ""
     ) -> str:
-        """A file without the column that the table is partitioned by, as Hive writes it."""
+        """Write a file without the partition column, as Hive does."""
         path = path or self.path(".parquet")
         pq.write_table(_with_ids(rows, ids, b"PARQUET:field_id"), path)
         return self._append(table, path, FileFormat.PARQUET, rows.num_rows, partition)
 
     def add_file(self, table: Table, path: str, kind: FileFormat, num_rows: int) -> str:
-        """One that is there."""
+        """Add an existing file to the table."""
         return self._append(table, path, kind, num_rows)
 
     def _append(self, table: Table, path: str, kind: FileFormat, num_rows: int, partition: Record | None = None) -> str:
@@ -111,7 +111,7 @@ class Warehouse:
     def delete_positions(
         self, table: Table, rows: Mapping[str, Sequence[int]], *, partition: Record | None = None, as_orc: bool = False
     ) -> None:
-        """As a position delete file."""
+        """Delete rows with a position delete file."""
         pairs = sorted((path, row) for path, numbers in rows.items() for row in numbers)
         columns = {
             "file_path": pa.array([path for path, _ in pairs]),
@@ -127,7 +127,7 @@ class Warehouse:
         )
 
     def delete_by_vector(self, table: Table, rows: Mapping[str, Sequence[int]]) -> str:
-        """As deletion vectors, several in one Puffin file."""
+        """Delete rows with deletion vectors, several in one Puffin file."""
         path = self.path("-deletes.puffin")
         Path(path).write_bytes(puffin({data_path: vector(numbers) for data_path, numbers in rows.items()}))
         num_rows = sum(map(len, rows.values()))
@@ -137,7 +137,7 @@ class Warehouse:
     def delete_equal(
         self, table: Table, keys: pa.Table, ids: Mapping[str, int], *, partition: Record | None = None
     ) -> None:
-        """As an equality delete file: all rows that were there before and are equal in these columns."""
+        """Delete all earlier rows that are equal in these columns, with an equality delete file."""
         path = self.path("-equal.parquet")
         pq.write_table(_with_ids(keys, ids, b"PARQUET:field_id"), path)
         self._delete(
@@ -171,7 +171,7 @@ class _DeleteManifestWriter(ManifestWriterV2):
 
 
 class _AppendDeletes(_FastAppendFiles):
-    """A commit whose new files are delete files."""
+    """Commit delete files."""
 
     def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
         return _DeleteManifestWriter(
@@ -199,7 +199,7 @@ def _with_ids(rows: pa.Table, ids: Mapping[str, int] | None, key: bytes) -> pa.T
 
 
 def vector(rows: Sequence[int]) -> bytes:
-    """A deletion vector, as Iceberg 3 writes it."""
+    """Return a deletion vector as Iceberg 3 writes it."""
     high = sorted({row >> 32 for row in rows})
     body = b"\xd1\xd3\x39\x64" + len(high).to_bytes(8, "little")
     for key in high:
@@ -209,7 +209,7 @@ def vector(rows: Sequence[int]) -> bytes:
 
 
 def puffin(vectors: Mapping[str, bytes]) -> bytes:
-    """A Puffin file of deletion vectors, by the data file that each is about."""
+    """Return a Puffin file of deletion vectors, keyed by data file."""
     data, blobs = b"PFA1", []
     for path, blob in vectors.items():
         blobs.append(
@@ -232,7 +232,7 @@ def puffin(vectors: Mapping[str, bytes]) -> bytes:
 
 
 class _Unrecorded:
-    """A recorder for decoders whose figures nobody reads."""
+    """A recorder that discards the metrics of decoders."""
 
     def opened_file(self) -> None: ...
 
@@ -240,7 +240,7 @@ class _Unrecorded:
 
 
 def read(source: Source, plan: Plan, formats: Mapping[str, Format] = FORMATS) -> pa.Table:
-    """All rows of a plan, in its order, through the runtime's decoder."""
+    """Read all rows of a plan in order through the runtime's decoder."""
     decoder = ThreadDecoder(DecodingRecipe(source, plan, formats), _Unrecorded())  # type: ignore[arg-type]
     try:
         parts = [decoder.decode(number) for number in range(plan.num_units)]

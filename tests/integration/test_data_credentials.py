@@ -1,4 +1,4 @@
-"""Credentials that run out while an epoch is read: the client library asks for new ones, and reading goes on.
+"""Credentials expire during an epoch: the client library renews them, and reading continues.
 
 The store is a real S3 server behind a proxy that knows which key is valid until when, as S3 does. Keys come from a
 small server on loopback, as they do in a container. The loaders are in a process of their own, with its environment.
@@ -36,22 +36,22 @@ __all__ = ["s3"]  # a fixture
 NUM_FILES = 16
 ROWS_EACH = 50
 FIRST, SECOND = READER, ADMIN
-"""Keys that the server knows. The first is handed out until the test says otherwise."""
+"""Keys that the server accepts. The first is issued until the test changes it."""
 VALID_S = 3
-"""Of a key, from when it was handed out. The client asks for another one five seconds before: with every request."""
+"""The lifetime of a key. The client requests a new one with every request in its last five seconds."""
 
 
 class KeyServer:
-    """Hands out keys as the agent of a container does (`AWS_CONTAINER_CREDENTIALS_FULL_URI`)."""
+    """Issues keys as the agent of a container does (`AWS_CONTAINER_CREDENTIALS_FULL_URI`)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.key: Mapping[str, str] | None = FIRST
-        """None: it has no more."""
+        """The key to issue; None issues no more."""
         self.valid_until_s: dict[str, float] = {}
-        """By the key: when each runs out, by `time.time`."""
+        """The expiry of each key, in terms of `time.time`."""
         self.are_over = False
-        """All of them at once, whatever was said before."""
+        """Whether all keys are expired now."""
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -99,7 +99,7 @@ class KeyServer:
 
 
 class Gate(FaultyProxy):
-    """Lets through who has a key that is still valid, and counts them."""
+    """Passes requests with a valid key, and counts them."""
 
     def __init__(self, target_port: int, keys: KeyServer) -> None:
         super().__init__(target_port)
@@ -117,11 +117,11 @@ class Gate(FaultyProxy):
 
 
 class Child:
-    """`read_in_two_halves` of `data_children.py`, which waits for a line before it goes on."""
+    """`read_in_two_halves` of `data_children.py`, which waits for a line before it continues."""
 
     def __init__(self, url: str, environment: Mapping[str, str]) -> None:
         script = [sys.executable, str(HERE / "data_children.py"), "read_in_two_halves", url, str(NUM_FILES * ROWS_EACH)]
-        self._temporary = tempfile.TemporaryDirectory(prefix="keys-")  # multiprocessing's are left in it
+        self._temporary = tempfile.TemporaryDirectory(prefix="keys-")  # multiprocessing leaves files in it
         variables = {**environment, "TMPDIR": self._temporary.name}
         self._process = subprocess.Popen(
             script, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -141,7 +141,7 @@ class Child:
     def hear(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"it ended with {self._process.wait()}"
+        assert line, f"it exited with {self._process.wait()}"
         return json.loads(line)
 
     def go_on(self) -> None:
@@ -168,7 +168,7 @@ def url(s3: S3Server) -> str:
 
 @contextmanager
 def half_read(s3: S3Server, url: str, home: Path) -> Iterator[tuple[KeyServer, Gate, Child, dict[str, list[int]]]]:
-    """A child that has read half an epoch with the first key, and which rows, by the type of workers."""
+    """Start a child that has read half an epoch with the first key, and return its rows by type of workers."""
     with KeyServer() as keys, Gate(s3.port, keys) as gate:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
             "HOME": str(home),
@@ -184,7 +184,7 @@ def half_read(s3: S3Server, url: str, home: Path) -> Iterator[tuple[KeyServer, G
             child.go_on()
             ids = child.hear()["ids"]
             assert gate.num_served.keys() == {FIRST["access_key_id"]}
-            assert gate.num_served[FIRST["access_key_id"]] > num_for_plans  # rows were read with it too
+            assert gate.num_served[FIRST["access_key_id"]] > num_for_plans  # it was also used to read rows
             yield keys, gate, child, ids
 
 
@@ -195,7 +195,7 @@ def test_credentials_that_expire_during_an_epoch_are_renewed_and_every_row_comes
         keys.renew(SECOND)
         over_s = keys.valid_until_s[FIRST["access_key_id"]]
         while (left_s := over_s - time.time()) > 0:
-            time.sleep(left_s)  # what is waited for is the time itself, by which the gate and the client go
+            time.sleep(left_s)  # the gate and the client depend on real time
         child.go_on()
         rest = child.hear()
     assert rest["errors"] == {}

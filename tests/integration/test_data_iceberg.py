@@ -88,7 +88,7 @@ def rows(first: int, last: int) -> pa.Table:
 
 
 def oracle(table: Table, **options: Any) -> pa.Table:
-    """What pyiceberg reads."""
+    """Return the rows that pyiceberg reads."""
     return table.scan(**options).to_arrow()
 
 
@@ -105,7 +105,7 @@ def planned(table: Table, **options: Any) -> tuple[pa.Table, Plan]:
 
 
 def groups_of_ten(warehouse: Warehouse, *parts: tuple[int, int]) -> tuple[Table, list[str]]:
-    """A table of Parquet files with ten rows in each row group."""
+    """Create a table of Parquet files with ten rows per row group."""
     table = warehouse.create("numbers", SCHEMA)
     return table, [warehouse.add_parquet(table, rows(*part), ids=IDS, row_group_size=10) for part in parts]
 
@@ -192,7 +192,7 @@ def test_orc_and_parquet_files_without_ids_are_read_with_the_name_mapping(wareho
     assert found["name"].to_pylist() == rows(0, 40)["name"].to_pylist()
     assert_same_rows(found, oracle(table))
     warehouse.add_parquet(table, rows(40, 50), ids=None, row_group_size=10)
-    assert planned(table)[0]["score"].null_count == 50, "nothing maps to it, so it is not read"
+    assert planned(table)[0]["score"].null_count == 50, "no column maps to it, so it is not read"
 
 
 def test_files_without_ids_and_without_a_mapping_are_rejected_with_the_cure(warehouse: Warehouse) -> None:
@@ -250,7 +250,7 @@ def test_every_type_is_read_and_filtered_as_pyiceberg_does(warehouse: Warehouse)
         found, _ = planned(table, columns=["id"], scan_filter=scan_filter)
         assert found.to_pydict() == oracle(table, selected_fields=("id",), row_filter=scan_filter).to_pydict()
     for scan_filter in (f"who = '{uuid.UUID(int=6)}'", f"who in ('{uuid.UUID(int=6)}', '{uuid.UUID(int=7)}')"):
-        assert planned(table, scan_filter=scan_filter)[0]["id"].to_pylist() == [2], "pyiceberg cannot"
+        assert planned(table, scan_filter=scan_filter)[0]["id"].to_pylist() == [2], "pyiceberg does not support it"
 
 
 # --- schemas that moved on ---
@@ -413,7 +413,7 @@ def test_partitions_and_column_bounds_prune_files(warehouse: Warehouse) -> None:
     found, plan = planned(table, scan_filter="id > 999")
     assert found.num_rows == 100
     assert (plan.pruning.num_files, plan.pruning.num_files_pruned) == (12, 6)
-    assert plan.pruning.num_units_counted == 0, "statistics say that all rows pass"
+    assert plan.pruning.num_units_counted == 0, "statistics decide that all rows pass"
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ def test_equality_deletes_stay_in_their_partition_unless_they_have_none(warehous
 def test_equality_deletes_apply_everywhere_in_a_table_that_is_no_longer_partitioned(
     warehouse: Warehouse, version: str
 ) -> None:
-    """In a table of version 1 a field that is removed stays in the spec, as one that is always null."""
+    """A field removed from a version 1 spec stays in it as a void transform."""
     spec = PartitionSpec(PartitionField(NAME, 1000, IdentityTransform(), "name"))
     table = warehouse.create("by_name", SCHEMA, partition_spec=spec, properties={"format-version": version})
     for name in ("a", "b"):
@@ -653,7 +653,7 @@ def test_file_metadata_is_cached_until_other_rows_are_deleted(
     assert (opened, again.fingerprint) == ([], first.fingerprint)
     warehouse.delete_positions(table, {paths[1]: [6]})
     changed = plan_table(table, split_bytes="1MiB", **asked)[1]
-    assert opened == ["files-001.parquet"], "counted again, not looked into again"
+    assert opened == ["files-001.parquet"], "counted again, but not inspected again"
     assert changed.num_rows == first.num_rows - 1
 
 

@@ -122,7 +122,7 @@ def test_rows_must_pass_both_filters(table: Table) -> None:
 
 
 def test_a_filter_that_cannot_be_asked_is_refused(table: Table) -> None:
-    with pytest.raises(SchemaMismatch, match="uses column 'idd', which is not there; did you mean 'id'") as refused:
+    with pytest.raises(SchemaMismatch, match="uses column 'idd', which does not exist; did you mean 'id'") as refused:
         load(table, filters="idd > 3")
     assert refused.value.field == "filters"
     with pytest.raises(InvalidArgument, match="give a pyarrow expression"):

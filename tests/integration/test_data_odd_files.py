@@ -1,4 +1,4 @@
-"""Files that a decoder cannot read: no file ends the process, and the message says what is wrong with it."""
+"""Unreadable files never abort the process, and the message states the problem."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_encrypted(path: Path, columns: list[str]) -> None:
 
 
 def in_child(script: str, *arguments: object) -> str:
-    """What a script prints that must not end its process before its end."""
+    """Return the output of a script that must run to its end."""
     made = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=100, check=False
     )
@@ -168,7 +168,7 @@ def test_no_damaged_parquet_footer_aborts_the_process(tmp_path: Path) -> None:
 def test_an_intact_file_that_pyarrow_cannot_decode_is_not_reported_as_damaged(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": [1, 2, 3]}), path, compression="none", use_dictionary=False)
-    names_codec = b"\x19\x18\x01x\x15"  # the path of the column, and then which codec its pages have
+    names_codec = b"\x19\x18\x01x\x15"  # the path of the column, and then the codec of its pages
     path.write_bytes(path.read_bytes().replace(names_codec + b"\x00", names_codec + b"\x06"))
     loader, _ = StructuredDataset.create_dataloader(str(path), output_format="arrow", cache=False)
     with pytest.raises(DataFileInvalid, match=r"intact.*LZO compression.*zstd") as caught:

@@ -1,4 +1,4 @@
-"""A filter over Parquet files that tell their pages apart: the same rows with and without, and fewer bytes."""
+"""A filter on Parquet files with a page index delivers the same rows from fewer bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def clicks(num_rows: int = NUM_ROWS, first: int = 0) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files of four row groups of twenty pages; one file does not tell them apart."""
+    """Create two files of four row groups with twenty pages each; only one has a page index."""
     folder = tmp_path_factory.mktemp("clicks")
     write(folder / "a.parquet", clicks())
     write(folder / "b.parquet", clicks(first=NUM_ROWS), write_page_index=False)
@@ -69,7 +69,7 @@ def load(path: Path | str, filters: Any, **options: Any) -> tuple[pa.Table, Stru
 
 @pytest.fixture(autouse=True)
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small the files are."""
+    """Select pages in small files too."""
     monkeypatch.setattr(pages, "MIN_SAVED_BYTES", 0)
 
 
@@ -84,7 +84,7 @@ def test_pages_that_cannot_pass_are_not_read_and_the_plan_counts_them(
     filters = "time >= 12_345 and time < 13_456 or time == 77_000"
     found, dataset = load(folder, filters, columns=["x", "word", "vector"])
     pruning = dataset.plan.pruning
-    # In file a, row group 1, four columns: three pages of twenty hold the times. File b has no index.
+    # In file a, row group 1, four columns: three pages of twenty contain the times. File b has no index.
     assert (pruning.num_units_in_part, pruning.num_pages, pruning.num_pages_pruned) == (1, 80, 68)
     assert (pruning.num_units, pruning.num_units_pruned, pruning.num_units_counted) == (8, 6, 2)
     assert "1 row groups are read in part: 68 of 80 pages pruned" in str(dataset.plan)
@@ -119,7 +119,7 @@ def test_rows_decided_by_pages_are_not_decoded(folder: Path, monkeypatch: pytest
 
 
 def test_a_row_group_whose_pages_are_all_excluded_is_pruned(tmp_path: Path) -> None:
-    """Its own statistics cannot tell: the value lies between the least and the greatest."""
+    """Check a value between minimum and maximum, which the row group's statistics cannot exclude."""
     every_other = clicks().filter(pa.array(np.arange(NUM_ROWS) // 500 % 2 == 0))
     write(tmp_path / "a.parquet", every_other, group_rows=5000)
     with pytest.raises(NoData, match="no row passes"):
@@ -218,7 +218,7 @@ def test_rows_equal_pyarrows_filter_in_file_order(
     options: dict[str, Any] = {"use_dictionary": has_dictionary, "data_page_version": version}
     write(folder / "a.parquet", table, page_rows=page_rows, group_rows=group_rows, **options)
     monkeypatch.setattr(row_counts, "MIN_SAVED", 0.0)
-    monkeypatch.setattr(pages, "MIN_SAVED", 0.0)  # also where it does not pay
+    monkeypatch.setattr(pages, "MIN_SAVED", 0.0)  # select pages even if it does not pay
     expected = pq.ParquetFile(folder / "a.parquet").read().filter(pq.filters_to_expression(filters))
     if not expected.num_rows:
         with pytest.raises(NoData):

@@ -1,4 +1,4 @@
-"""Whatever a file's statistics, pages, stripes or path decide about a filter, its rows would have decided the same."""
+"""Decisions about a filter by statistics, pages, stripes or paths agree with the rows."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any], st.SearchStrategy[
 
 @st.composite
 def conditions(draw: st.DrawFn, kind: pa.DataType, literals: st.SearchStrategy[pa.Scalar]) -> tuple[pc.Expression, Any]:
-    """A filter on `x`, and what it is of one value: true, false or None."""
+    """Draw a filter on `x`, and a function to its outcome on one value: true, false or None."""
     x = pc.field("x")
     made = draw(st.sampled_from(["compare", "compare", "in", "null", "not", "and", "or"]))
     if made in ("and", "or"):
@@ -143,7 +143,7 @@ def _or(a: bool | None, b: bool | None) -> bool | None:
 
 
 def _plain(literal: pa.Scalar, value: Any) -> Any:
-    """The literal as Python compares it with a value of the column."""
+    """Return the literal in the form in which Python compares it with a value of the column."""
     if pa.types.is_timestamp(literal.type):
         exact = literal.cast(pa.timestamp("ns", literal.type.tz)).value / 1000
         epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC if literal.type.tz else None)
@@ -152,7 +152,7 @@ def _plain(literal: pa.Scalar, value: Any) -> Any:
 
 
 class _Moment:
-    """A time in microseconds, which may be fractions of one; compares with days and times."""
+    """A time in microseconds and fractions of them, which compares with days and times."""
 
     def __init__(self, exact: float, epoch: dt.datetime) -> None:
         self.exact, self._epoch = exact, epoch
@@ -181,7 +181,7 @@ class _Moment:
 
 
 def _key(value: Any) -> Any:
-    """Of `in`: NaN is itself, and the two zeros are not the same."""
+    """Return the outcome of `in`: NaN equals NaN, and 0.0 and -0.0 differ."""
     if isinstance(value, float):
         return ("nan",) if value != value else (value, math.copysign(1, value))
     if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
@@ -246,7 +246,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True)
 class Planted:
-    """Rows of a column `x`, numbered by `id`, in several units of one dataset."""
+    """Rows of a column `x`, numbered by `id`, in several row groups of one dataset."""
 
     path: Path
     format: str
@@ -257,7 +257,7 @@ class Planted:
 
 @st.composite
 def planted(draw: st.DrawFn, written: str, directory: Path) -> Planted:
-    # ORC has no unsigned integers, and no time zone but the machine's.
+    # ORC has no unsigned integers, and only the machine's time zone.
     names = [each for each in COLUMNS if written != "orc" or not each.startswith(("uint", "zoned"))]
     name = draw(st.sampled_from(names))
     kind, values, literals = COLUMNS[name]
@@ -289,7 +289,7 @@ def delivered(path: Path, file_format: str, condition: Any) -> list[int]:
 
 
 def check_every_unit(found: Planted, condition: pc.Expression, passing: set[int]) -> None:
-    """What statistics say of each unit, and of pages, against the rows that pass."""
+    """Compare the decisions for each row group and its pages with the rows that pass."""
     first_row = 0
     for path in sorted(found.path.iterdir()):
         form = FORMATS[found.format]

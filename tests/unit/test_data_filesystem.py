@@ -1,4 +1,4 @@
-"""Threads that read from file systems whose files share one place to read at."""
+"""Threads read correctly from file systems whose open files share one position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters: three ways to write one, what a pyarrow expression says, and what is left of it where columns are known."""
+"""Filters in their three forms, their trees and texts, and their rest once some columns are known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABLE = pa.table(
 
 
 def passing(condition: filters.Condition) -> list[int]:
-    """Numbers of the rows that pass."""
+    """Return the indexes of the rows that pass."""
     found = expressions.mask(TABLE, condition.expression).to_pylist()
     assert expressions.count(TABLE, condition.expression) == found.count(True)
     return [number for number, value in enumerate(found) if value]

@@ -1,4 +1,4 @@
-"""Which column of a file is which of the table."""
+"""The columns of files are matched to those of the table."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_nested_fields_without_ids_are_found_by_the_name_mapping() -> None:
     found = read(made, list(NESTED.fields), rows)
     assert found["points"] == [[{"x": 2, "new": None}, None], None]
     assert found["by_name"] == [[("k", {"y": 3})], []]
-    assert isinstance(made.project(NESTED.fields)["by_name"].conversion, Cast), "nothing moved: nothing is rebuilt"
+    assert isinstance(made.project(NESTED.fields)["by_name"].conversion, Cast), "nothing moved, so nothing is rebuilt"
 
 
 def test_a_member_that_was_dropped_and_added_again_hides_its_old_values() -> None:

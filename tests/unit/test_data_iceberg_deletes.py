@@ -1,4 +1,4 @@
-"""Deleted rows as they are written down, and as they are found."""
+"""Deletion vectors and equality deletes identify the deleted rows."""
 
 from __future__ import annotations
 

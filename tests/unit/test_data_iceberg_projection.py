@@ -1,4 +1,4 @@
-"""What becomes of a file's columns and rows, without any table."""
+"""The columns and rows of a file are projected without a table."""
 
 from __future__ import annotations
 

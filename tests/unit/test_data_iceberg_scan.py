@@ -1,4 +1,4 @@
-"""Where a table's files are."""
+"""The locator finds the files of a table and their file system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strata.errors import DataError, StorageError
 
 
 class _Table:
-    """As much of a table as is asked."""
+    """The part of a table that the locator uses."""
 
     def __init__(self, io: Any) -> None:
         self.io = io
@@ -26,7 +26,7 @@ class _Table:
 
 
 class _TwoPlaces(PyArrowFileIO):
-    """Knows s3 as another file system, without a server."""
+    """An I/O object that opens s3 as another file system, without a server."""
 
     def _initialize_fs(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
         if scheme == "s3":

@@ -1,4 +1,4 @@
-"""The tail of ORC files, as pyarrow writes them and as nobody should."""
+"""The tails of ORC files are parsed as pyarrow writes them, and invalid ones are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many Parquet files that are looked at together say what each says alone."""
+"""Parquet files that are inspected together have the same metadata as each one alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def num_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many row groups there were each time that the decoder was asked."""
+    """Record the number of row groups of every footer that pyarrow parses."""
     found: list[int] = []
 
     def counting(*arguments: Any, **options: Any) -> LowLevelReader:
@@ -100,7 +100,7 @@ def test_files_of_one_writer_are_parsed_together_with_the_same_result(
     assert len(num_opened) == 3  # 39 files; the first was opened alone
     num_opened.clear()
     check(files, columns)
-    assert len(num_opened) == 3  # what they look like is known by now: all 40
+    assert len(num_opened) == 3  # the common parts are known by now, for all 40
 
 
 def test_files_of_several_schemas_and_writers_are_distinguished(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_unreadable_file_does_not_affect_others(tmp_path: Path) -> None:
     "damage",
     [
         lambda own: own.replace(b"\x16\x14\x19\x1c", b"\x16\x16\x19\x1c"),  # 11 rows, which nobody has
-        lambda own: own.replace(b"\x16\x14\x19\x1c", b"\x16\x14\x19\x2c"),  # one row group more than there are
+        lambda own: own.replace(b"\x16\x14\x19\x1c", b"\x16\x14\x19\x2c"),  # states one row group too many
         lambda own: own[:-20] + b"\xff" * 20,
         lambda own: own[:40] + b"\xff" * 20 + own[60:],
     ],
@@ -171,7 +171,7 @@ def test_a_file_with_damaged_row_groups_is_opened_alone_as_are_those_parsed_with
     assert len(damage(own)) == len(own)
     (tmp_path / "2.parquet").write_bytes(whole.replace(own, damage(own)))
     check(files)
-    assert len(num_opened) <= 1  # they were tried together, once
+    assert len(num_opened) <= 1  # they were parsed together once
 
 
 def test_large_footers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_opened: list[int]) -> None:

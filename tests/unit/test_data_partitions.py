@@ -1,4 +1,4 @@
-"""Hive partitions: from names to columns."""
+"""Hive partitions in file names become columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user writes as `path` to files, on a local disk."""
+"""Find files by `path` on a local disk, open sources, and translate storage options and errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def search(path: Any, suffixes: Any = PARQUET, **more: Any) -> list[str]:
     return names_of(discover(path, suffixes=suffixes, **more))
 
 
-# What is found
+# Files that are found
 
 
 def test_a_path_of_a_file_finds_that_file(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_partitions_are_read_from_directories_below_the_root(tmp_path: Path) -> 
         search(tmp_path, partitioning="date")
 
 
-# What is not
+# Paths without files
 
 
 def test_a_missing_path_suggests_a_similar_one(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_directory_without_permission_is_denied(tmp_path: Path, monkeypatch: p
             raise PermissionError(13, "Permission denied", path)
         return look(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)  # root, who runs many a test, may read everything
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read everything
     with pytest.raises(StorageDenied, match="a/b: access denied"):
         search(tmp_path)
 
@@ -470,7 +470,7 @@ def refusal_of(call: Callable[[], object]) -> str:
 
 
 def test_every_option_of_checkpoints_is_known_for_data_too() -> None:
-    """It has its effect, or concerns writing alone, or is refused with a cure: never a name that nobody knows."""
+    """Check that an option has its effect, concerns only writing, or is rejected with a cure, but is never unknown."""
     readers = {
         object_options.S3: s3_arguments,
         object_options.GCS: gcs_arguments,
@@ -502,7 +502,7 @@ def test_options_become_pyarrows_arguments(monkeypatch: pytest.MonkeyPatch, tmp_
     }
     from_environment = s3_arguments({}, {"AWS_ENDPOINT_URL": "http://e:1", "AWS_ALLOW_HTTP": "1"})
     assert (from_environment["scheme"], from_environment["endpoint_override"]) == ("http", "e:1")
-    assert "access_key" not in from_environment  # the client library looks for it, and renews it
+    assert "access_key" not in from_environment  # the client library finds and renews it
 
 
 def test_a_profile_must_contain_keys_because_they_are_read_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where records end: as pyarrow says, whatever stretches the text is read in."""
+"""Records end where pyarrow ends them, whatever stretches the text is read in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = st.lists(SCRAPS, max_size=24).map(lambda scraps: "".join(scraps).encode(
 
 
 def rows_of(records: Records, data: bytes, piece_bytes: int | None = None) -> list[bytes]:
-    """The records of a text that is read in pieces, without the empty lines before them."""
+    """Return the records of a text read in pieces, without the empty lines before them."""
     rows, first, size = [], 0, piece_bytes or len(data)
     while first < len(data):
         piece = memoryview(data)[first : first + size]
@@ -34,7 +34,7 @@ def rows_of(records: Records, data: bytes, piece_bytes: int | None = None) -> li
 
 
 def rows_of_pyarrow(data: bytes, quote: str | None) -> int:
-    """How many records pyarrow finds; the separator is one that does not occur, so that every record has one field."""
+    """Return how many records pyarrow finds, with a delimiter that does not occur, so that a record has one field."""
     options = pacsv.ParseOptions(delimiter="|", quote_char=quote or False, newlines_in_values=True)
     if not data:
         return 0

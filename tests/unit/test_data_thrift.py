@@ -1,4 +1,4 @@
-"""Thrift's compact protocol: what was written is read, and no bytes do harm."""
+"""Thrift's compact protocol and page indexes round-trip, and invalid bytes are rejected."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_a_truncated_struct_is_damaged(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x1c" * 1000,  # structs in structs
-        b"\x19" + b"\x19" * 1000,  # lists in lists
-        b"\x16" + b"\xff" * 20,  # a number without end
-        b"\x18\xff\xff\xff\xff\x0f",  # four gigabytes of text
-        b"\x19\xf5\xff\xff\xff\xff\x0f",  # four thousand million numbers
-        b"\x1b\xff\xff\xff\xff\x0f\x55",  # and pairs of them
-        b"\x1e\x00",  # no such type
-        b"\x06\x01\x00",  # a field below the first
+        b"\x1c" * 1000,  # nested structs
+        b"\x19" + b"\x19" * 1000,  # nested lists
+        b"\x16" + b"\xff" * 20,  # an endless number
+        b"\x18\xff\xff\xff\xff\x0f",  # 4 GiB of text
+        b"\x19\xf5\xff\xff\xff\xff\x0f",  # 4 billion numbers
+        b"\x1b\xff\xff\xff\xff\x0f\x55",  # 4 billion pairs
+        b"\x1e\x00",  # an unknown type
+        b"\x06\x01\x00",  # a negative field number
     ],
 )
 def test_endless_values_are_damaged(data: bytes) -> None:
@@ -118,11 +118,11 @@ def test_pages_are_read_from_an_offset_index() -> None:
     [
         locations(),
         locations((3, 90, 0)),  # before its chunk
-        locations((10, 295, 0)),  # behind it
-        locations((10, 90, 0), (99, 90, 10)),  # in one another
-        locations((10, 90, 1)),  # from the second row on
-        locations((10, 90, 0), (100, 90, 30)),  # without rows
-        locations((10, 90, 0), (100, 90, 20), (200, 90, 10)),  # rows that fall
+        locations((10, 295, 0)),  # after its chunk
+        locations((10, 90, 0), (99, 90, 10)),  # overlapping pages
+        locations((10, 90, 1)),  # does not begin with row 0
+        locations((10, 90, 0), (100, 90, 30)),  # a page without rows
+        locations((10, 90, 0), (100, 90, 20), (200, 90, 10)),  # descending rows
         locations((10, 0, 0)),
         locations((10, -5, 0)),
         locations((-10, 90, 0)),
@@ -154,14 +154,14 @@ def test_bounds_are_read_from_a_column_index(null_counts: list[int] | None) -> N
 @pytest.mark.parametrize(
     "data",
     [
-        bounds([False, False], 2, None),  # of two pages
+        bounds([False, False], 2, None),  # two entries for three pages
         bounds([False, False, True], 2, None),
         bounds([False, False, True], 3, [3, 0]),
-        bounds([False, False, True], 3, [3, 1, 5]),  # not as many as the footer says
-        bounds([False, False, True], 3, [4, 0, 4]),  # not all of the third page
+        bounds([False, False, True], 3, [3, 1, 5]),  # not the sum in the footer
+        bounds([False, False, True], 3, [4, 0, 4]),  # not all rows of the null page
         bounds([False, False, False], 3, [3, 0, 5]),
         bounds([False, False, False], 3, [9, -1, 0]),
-        bounds([False, False, True], 3, [3, 0, 5], low=b""),  # no value of one byte
+        bounds([False, False, True], 3, [3, 0, 5], low=b""),  # an empty bound
         bounds([False, False, True], 3, [3, 0, 5], low=b"xx"),
     ],
 )
