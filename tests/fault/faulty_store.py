@@ -68,7 +68,7 @@ class FaultyStore:
     # -- for the test ----------------------------------------------------------------------------------------------
 
     def plan(self, fault: Fault, *kinds: str, number: int | None = None, key: str = "", num: int | None = 1) -> None:
-        """Plan a fault for the next `num` calls (None: all) of these kinds whose key contains `key`, from a number on."""
+        """Plan a fault for the next `num` calls (None: all) of these kinds whose key contains `key`."""
         left = num
 
         def fits(call: Call) -> bool:
