@@ -103,7 +103,7 @@ def test_a_tree_that_does_not_fit_is_refused_by_its_leaf(contexts: Any) -> None:
     context = contexts()
     with pytest.raises(InvalidArgument, match=r"kernel is an array of float32 \(4, 2\).*expected.*\(2, 4\)"):
         context.restore({"params": {"kernel": jnp.zeros((2, 4))}})
-    with pytest.raises(InvalidArgument, match="no part 'more'"):
+    with pytest.raises(InvalidArgument, match="no entry 'more'"):
         context.restore({"params": {"kernel": jnp.zeros((4, 2))}, "more": jnp.zeros(1)})
     progress = context.restore({"params": {"kernel": jnp.ones((4, 2))}, "more": jnp.ones(1)}, strict=False)
     assert float(progress.state["params"]["kernel"].sum()) == 0.0
