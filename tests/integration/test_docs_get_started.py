@@ -18,6 +18,7 @@ from documents import ROOT, blocks
 
 PAGE = ROOT / "docs" / "get-started.md"
 README = ROOT / "README.md"
+RUN = ROOT / "docs" / "run.md"
 TITLE = re.compile(r'python title="([\w.]+)"')
 EVENT = re.compile(r"^ +[\d.:]+(?: s)?  ([a-z ]+):", re.MULTILINE)
 PATIENCE_S = 90.0
@@ -88,7 +89,7 @@ def test_a_reader_kills_a_worker_and_gets_the_same_weights(strata: Callable[[str
         assert process.returncode == 0, printed[line]
 
     plain, calm, killed, listed, compared = printed.values()
-    assert "none was saved" in plain
+    assert "none saved" in plain
     assert "failed" not in events(calm)
     assert events(killed) == events("".join(b.text for b in blocks(PAGE) if "killed" in b.text and b.info == "console"))
     assert events(killed).count("failed") == 1
@@ -124,6 +125,12 @@ def test_seven_lines_are_added_to_the_script() -> None:
     assert len(added) == len(added_lines(short)) == 7
     calls = [re.findall(r"(?:strata|ctx)\.\w+", line) for line in (shown, short)]
     assert calls[0] == calls[1]
+
+
+def test_the_readme_and_the_guide_to_running_show_the_same_diff() -> None:
+    readme, guide = ([block.text for block in blocks(page) if block.info == "diff"] for page in (README, RUN))
+
+    assert readme == guide
 
 
 PREAMBLE = """

@@ -37,7 +37,7 @@ def coordinator(
     state: Annotated[
         str | None,
         typer.Option(
-            help="Path or database URL of the state; 'memory' does not persist it. "
+            help="Path or database URL where the state is saved; 'memory' does not save it. "
             "Default: a file in your state directory."
         ),
     ] = None,
@@ -62,7 +62,7 @@ def coordinator(
     ] = None,
     standby: Annotated[
         bool | None,
-        typer.Option("--standby", help="Wait until no other coordinator leads this state, then take over."),
+        typer.Option("--standby", help="Wait while another coordinator uses this state, then take over."),
     ] = None,
     advertise: Annotated[
         str | None, typer.Option(help="Address at which clients reach this coordinator. Default: the listen address.")

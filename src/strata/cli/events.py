@@ -28,7 +28,9 @@ class Pages(Protocol):
 def events(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Run on this machine. Default: the active run.", show_default=False),
+        typer.Argument(
+            metavar="RUN", help="Name of a run on this machine. Default: the active run.", show_default=False
+        ),
     ] = None,
     job: Annotated[str | None, typer.Option(help="Print only events of this job.")] = None,
     worker: Annotated[str | None, typer.Option(help="Print only events of this worker.")] = None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from strata.launch.supervisor import Finish
 
 Logs = Annotated[
-    str, typer.Option(help="Whose output to show: rank0, all or none. auto is rank0, or none with --quiet.")
+    str, typer.Option(help="Workers whose output is shown: rank0, all or none. auto: rank0, or none with --quiet.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the final result.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or a unique prefix of it.")]
@@ -27,10 +27,10 @@ def run(
     script: Annotated[str, typer.Argument(help="Python file, or a module with -m.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     workers: Annotated[
-        str, typer.Option("--workers", "-w", help="Number of worker processes; 2:8 lets the run shrink and grow.")
+        str, typer.Option("--workers", "-w", help="Number of worker processes; 2:8 sets a minimum and a maximum.")
     ] = "1",
     name: Annotated[str, typer.Option(help="Name of the run. Default: a generated name.")] = "",
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
+    module: Annotated[bool, typer.Option("--module", "-m", help="Run SCRIPT as a module, as python -m does.")] = False,
     max_restarts: Annotated[
         int, typer.Option(help="Number of times the run restarts after a failure before it gives up.")
     ] = 3,
@@ -60,8 +60,8 @@ def run(
     step_timeout_s: Annotated[
         float | None,
         typer.Option(
-            help="Restart if a worker finishes no step within this many seconds, counted from the start of the "
-            "attempt; 0 disables it. Default: 600, counted from the worker's first step.",
+            help="Restart if a worker finishes no step for this many seconds; 0 disables it. A value that you set also "
+            "limits the time from strata.init() to the first step. Default: 600, counted only after the first step.",
             show_default=False,
         ),
     ] = None,
@@ -92,7 +92,7 @@ def run(
         ),
     ] = "",
     min_wait_s: Annotated[
-        float, typer.Option(help="Seconds to wait while fewer than the minimum number of workers can be placed.")
+        float, typer.Option(help="Seconds to wait for capacity for the minimum number of workers.")
     ] = 300.0,
     engine: Annotated[str, typer.Option(help="Where workers run: local, or ray for a Ray cluster.")] = "local",
     address: Annotated[
@@ -105,11 +105,11 @@ def run(
     gpus_per_worker: Annotated[float, typer.Option(help="GPUs that each worker reserves on a Ray cluster.")] = 0.0,
     ship: Annotated[
         bool | None,
-        typer.Option(help="Let Ray copy this directory to its nodes. Default: only if they are other machines."),
+        typer.Option(help="Let Ray copy the working directory to its nodes. Default: only if they are other machines."),
     ] = None,
     logs: Logs = "auto",
     log_bytes: Annotated[
-        str, typer.Option(help="Maximum size of each worker's log; the oldest lines are dropped. 0: no limit.")
+        str, typer.Option(help="Maximum size of each worker's log; the oldest lines are removed. 0: no limit.")
     ] = "64MiB",
     quiet: Quiet = False,
 ) -> None:
@@ -174,7 +174,7 @@ def run(
 def resume(
     name: RunName,
     workers: Annotated[
-        str, typer.Option("--workers", "-w", help="Change the number of workers, such as 4 or 2:8. Default: as before.")
+        str, typer.Option("--workers", "-w", help="New number of workers, such as 4 or 2:8. Default: as before.")
     ] = "",
     logs: Logs = "auto",
     quiet: Quiet = False,

@@ -137,20 +137,22 @@ def age(seconds: float) -> str:
 
 def logs(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or a unique prefix of it.")],
-    rank: Annotated[int | None, typer.Option(help="Print only the worker of this rank.", min=0)] = None,
-    attempt: Annotated[int | None, typer.Option(help="Print only this attempt.", min=0)] = None,
+    rank: Annotated[int | None, typer.Option(help="Print only the output of this rank.", min=0)] = None,
+    attempt: Annotated[
+        int | None, typer.Option(help="Print only this attempt; 0 is the first start of the run.", min=0)
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends, across restarts.")
     ] = False,
     lines: Annotated[
-        int | None, typer.Option("--lines", "-n", help="Print only the last N lines of each worker.", min=0)
+        int | None, typer.Option("--lines", "-n", help="Print only the last N lines of each log.", min=0)
     ] = None,
 ) -> None:
     """Print the output of a run's workers.
 
     Prints all attempts in order; within a failed attempt, the worker that failed
-    first comes first. With several workers, each line starts with the rank. A
-    terminal shows colours; other control sequences are removed.
+    first comes first. With several workers, each line starts with the rank.
+    Colors are kept on a terminal; other control sequences are removed.
     """
     from strata.launch.record.directory import open_run  # noqa: PLC0415 (imports msgspec)
 

@@ -20,7 +20,9 @@ NO_ACTIVE_RUN = "no run is active on this machine; `strata ps` lists its runs"
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Run on this machine. Default: the active run.", show_default=False),
+        typer.Argument(
+            metavar="RUN", help="Name of a run on this machine. Default: the active run.", show_default=False
+        ),
     ] = None,
     address: Annotated[
         str,
