@@ -294,7 +294,7 @@ def test_events_of_rank_0_are_in_the_timeline_once_at_its_own_times(tmp_path: Pa
         spec = RunSpec(name="job", script="/train.py", directory="/", checkpoints="/k", workers=Size.parse("2"))
         events = [event for event in RunDirectory(tmp_path, spec).events() if event.what in ("restored", "first_step")]
         assert [(event.what, event.at_s, event.step, event.text) for event in events] == [
-            ("restored", 1_001.5, 7, "restored the last checkpoint"),
+            ("restored", 1_001.5, 7, "checkpoint of step 7"),
             ("first_step", 1_002.5, 8, "training continues"),
         ]
 

@@ -239,7 +239,7 @@ class Agent:
         for event in sorted(rank_0.events.values(), key=lambda event: event.at_s):
             if event.kind not in self._observed.noted:
                 self._observed.noted.add(event.kind)
-                text = "restored the last checkpoint"
+                text = f"checkpoint of step {event.step:,}"
                 if event.kind == "FIRST_STEP":
                     text = "training continues" if "RESTORED" in rank_0.events else "training begins"
                 self._note(event.kind.lower(), text, rank=0, step=event.step, at_s=event.at_s)
