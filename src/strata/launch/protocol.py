@@ -40,7 +40,7 @@ class WorkerExit:
     log_end: tuple[str, ...] = ()
     """Last lines of a failed worker's log, for readers without access to it; or lines that could not be written."""
     step: int | None = None
-    """Last step that the worker reported, if it left by itself."""
+    """Last step that the worker reported, if it left one in its step file."""
 
     @property
     def is_failure(self) -> bool:
