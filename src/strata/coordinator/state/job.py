@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from strata.coordinator.state import events as e
-from strata.coordinator.state import limits as checks
+from strata.coordinator.state import limits
 from strata.coordinator.state.barriers import BarrierEnded, Barriers, Released, Ticket
 from strata.coordinator.state.checkpoints import RESTORABLE, Checkpoints
 from strata.coordinator.state.commands import Commands
@@ -276,8 +276,8 @@ class Job:
 
     def report_suspicion(self, worker_id: str, fence: int, reason: str, *, now_s: float) -> None:
         """Mark a worker as suspect because its relay lost the connection to it."""
-        checks.check_text(reason, "reason")
-        checks.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
+        limits.check_text(reason, "reason")
+        limits.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
         self.membership.member(worker_id, fence)
         self.membership.suspect(worker_id, fence, now_s, reason)
 
@@ -357,7 +357,7 @@ class Job:
         arriving = dict.fromkeys([worker_id, *(other for other, _ in others)])
         for arrival in ((worker_id, fence), *others):
             self.membership.fenced(*arrival, generation)
-        wait_s = timeout_s and checks.check_number(timeout_s, "timeout_s", least=0.001, most=config.max_timeout_s)
+        wait_s = timeout_s and limits.check_number(timeout_s, "timeout_s", least=0.001, most=config.max_timeout_s)
         for worker in arriving:
             self.barriers.check(self.membership, worker, barrier_id, step, members)
         release = self.barriers.released.get((barrier_id, step))
