@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from strata.data.formats.orc_tail import (
     INTEGERS,
+    OrcTail,
     Postscript,
     Statistics,
-    Tail,
     TailDamaged,
     decompressed,
     fields,
@@ -36,7 +36,7 @@ def written(table: pa.Table, **options: object) -> bytes:
     return sink.getvalue()
 
 
-def tail_of(data: bytes) -> Tail:
+def tail_of(data: bytes) -> OrcTail:
     postscript = parse_postscript(memoryview(data)[-256:], len(data))
     return parse_tail(memoryview(data)[-postscript.tail_bytes :], postscript, len(data))
 
@@ -115,7 +115,7 @@ def test_statistics_are_those_of_the_rows() -> None:
 
 def test_statistics_of_the_first_writers_are_not_believed() -> None:
     tail = tail_of(written(pa.table({"id": [1, 2]})))
-    old = Tail(
+    old = OrcTail(
         postscript=Postscript(0, 0, "none", 1 << 18, 0, 0),
         num_rows=2,
         stripes=tail.stripes,

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from strata.data.formats.base import FileFacts
 from strata.data.formats.parquet import chunks, footer_batch
 from strata.data.formats.parquet.format import ParquetFormat
-from strata.data.pyarrow_private import ParquetReader, open_parquet
+from strata.data.pyarrow_private import LowLevelReader, open_parquet
 from strata.data.source.source import DataFile, Source
 from strata.errors import DataError, DataFileInvalid, DataFileMissing, StorageError
 
@@ -38,7 +38,7 @@ def num_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many row groups there were each time that the decoder was asked."""
     found: list[int] = []
 
-    def counting(*arguments: Any, **options: Any) -> ParquetReader:
+    def counting(*arguments: Any, **options: Any) -> LowLevelReader:
         reader = open_parquet(*arguments, **options)
         found.append(reader.metadata.num_row_groups)
         return reader
@@ -237,7 +237,7 @@ def test_a_footer_of_another_layout_is_not_taken_apart(tmp_path: Path) -> None:
     assert layout is not None
     assert footer_batch.row_groups_of(other, layout) is None
     assert footer_batch.row_groups_of(layout.head + layout.tail, layout) is None
-    assert footer_batch.row_groups_of(layout.head, footer_batch.Layout(layout.head, b"")) is None
+    assert footer_batch.row_groups_of(layout.head, footer_batch.FooterLayout(layout.head, b"")) is None
 
 
 @settings(deadline=None)

@@ -409,7 +409,7 @@ def _one_empty_row() -> pa.RecordBatch:
 # --- Parquet ---
 
 
-class ParquetReader(Protocol):
+class LowLevelReader(Protocol):
     """The methods of pyarrow's low-level reader that Strata uses."""
 
     @property
@@ -436,7 +436,7 @@ def open_parquet(
     memory_pool: pa.MemoryPool | None = None,
     pre_buffer: bool = False,
     verify_checksums: bool = False,
-) -> ParquetReader:
+) -> LowLevelReader:
     """Open a Parquet file, or a buffer that ends in a footer.
 
     Raises:
@@ -446,7 +446,7 @@ def open_parquet(
         return _PublicReader(source, metadata, pre_buffer=pre_buffer, verify_checksums=verify_checksums)
     reader: Any = _native_class()(memory_pool)
     reader.open(source, metadata=metadata, pre_buffer=pre_buffer, page_checksum_verification=verify_checksums)
-    opened: ParquetReader = reader
+    opened: LowLevelReader = reader
     return opened
 
 
@@ -483,7 +483,7 @@ def _check_reader() -> bool:
 
 
 class _PublicReader:
-    """`ParquetReader` over the public `pq.ParquetFile`."""
+    """`LowLevelReader` over the public `pq.ParquetFile`."""
 
     def __init__(
         self, source: pa.NativeFile, metadata: pq.FileMetaData | None, *, pre_buffer: bool, verify_checksums: bool

@@ -24,8 +24,8 @@ from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, kind_of, undecodable, wrong_format
 from strata.data.formats.orc_tail import (
     POSTSCRIPT_BYTES_MAX,
+    OrcTail,
     Statistics,
-    Tail,
     TailDamaged,
     TailUnsupported,
     parse_postscript,
@@ -73,7 +73,7 @@ class OrcFormat:
         their bytes is estimated from the known stripes.
         """
         with source.open(file) as opened:
-            parts = _Parts(file, opened)
+            parts = _PrefetchedFile(file, opened)
             parsed = _read_tail(file, parts)
             schema = _open_native(file, parts)[1]
         tail = parsed.tail
@@ -91,7 +91,7 @@ class OrcFormat:
         self, source: Source, file: DataFile, facts: FileFacts, condition: Node, schema: pa.Schema
     ) -> list[Presence]:
         with source.open(file) as opened:
-            tail = _read_tail(file, _Parts(file, opened), version=facts.version).tail
+            tail = _read_tail(file, _PrefetchedFile(file, opened), version=facts.version).tail
         numbers = {name: tail.column_ids[name][0] for name in schema.names if name in tail.column_ids}
         try:
             statistics = tail.stripe_statistics(list(numbers.values()))
@@ -114,7 +114,7 @@ class OrcFormat:
 
     def ranges(self, source: Source, file: DataFile, columns: Sequence[str], version: str) -> UnitRanges:
         with source.open(file) as opened:
-            parsed = _read_tail(file, _Parts(file, opened), version=version)
+            parsed = _read_tail(file, _PrefetchedFile(file, opened), version=version)
         tail = parsed.tail
 
         def read_footer(stripe: Stripe) -> memoryview:
@@ -145,8 +145,8 @@ class OrcReader:
         self._source = source
         self._file = file
         self._version = version
-        self._parts: _Parts | None = None
-        self._tail: Tail | None = None
+        self._parts: _PrefetchedFile | None = None
+        self._tail: OrcTail | None = None
         self._native: paorc.ORCFile | None = None
         self.bytes_read = 0
 
@@ -187,21 +187,21 @@ class OrcReader:
             self._parts.opened.close()
         self._parts = self._tail = self._native = None
 
-    def _count(self, parts: _Parts) -> None:
+    def _count(self, parts: _PrefetchedFile) -> None:
         self.bytes_read += parts.bytes_read
         parts.bytes_read = 0
 
-    def _open(self) -> tuple[_Parts, Tail, paorc.ORCFile]:
+    def _open(self) -> tuple[_PrefetchedFile, OrcTail, paorc.ORCFile]:
         if self._parts is None or self._tail is None or self._native is None:
             self.close()
-            self._parts = _Parts(self._file, self._source.open(self._file))
+            self._parts = _PrefetchedFile(self._file, self._source.open(self._file))
             tail = _read_tail(self._file, self._parts, version=self._version).tail
             self._native, _ = _open_native(self._file, self._parts)
             self._parts.forget()
             self._tail = tail
         return self._parts, self._tail, self._native
 
-    def _fetch(self, parts: _Parts, tail: Tail, stripe: Stripe, columns: Sequence[str]) -> None:
+    def _fetch(self, parts: _PrefetchedFile, tail: OrcTail, stripe: Stripe, columns: Sequence[str]) -> None:
         """Fetch the footer of a stripe, and then the streams of these columns."""
         gap_bytes = GAP_BYTES_REMOTE if self._source.has_round_trips else GAP_BYTES
         if stripe.num_bytes <= gap_bytes and self._source.has_round_trips:
@@ -213,7 +213,7 @@ class OrcReader:
             parts.fetch(each.offset, each.num_bytes)
 
 
-def _streams(footer: memoryview, tail: Tail, stripe: Stripe, columns: Sequence[str]) -> list[Range]:
+def _streams(footer: memoryview, tail: OrcTail, stripe: Stripe, columns: Sequence[str]) -> list[Range]:
     """Return the ranges of a stripe that these columns need, without its footer.
 
     Raises:
@@ -232,7 +232,7 @@ def _is_read(stream: Stream, columns: set[int]) -> bool:
 # -- reading parts of a file -------------------------------------------------------------------------------------------
 
 
-class _Parts(io.RawIOBase):
+class _PrefetchedFile(io.RawIOBase):
     """A file for pyarrow with prefetched parts; other parts are read on demand.
 
     The decoder reports a failed read only as text, so the error itself is stored here.
@@ -293,7 +293,7 @@ class _Parts(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    tail: Tail
+    tail: OrcTail
     offset: int
     data: memoryview
     """The bytes that were read, from `offset` on; more than the tail."""
@@ -304,7 +304,7 @@ class _Parsed:
         return self.data[first : first + num_bytes] if first >= 0 else None
 
 
-def _read_tail(file: DataFile, parts: _Parts, *, version: str | None = None) -> _Parsed:
+def _read_tail(file: DataFile, parts: _PrefetchedFile, *, version: str | None = None) -> _Parsed:
     """Read the tail in one read, or two if it is large, and check that it has this version."""
     if version is not None and parts.num_bytes != file.size_bytes:
         raise _changed(file, parts.num_bytes)
@@ -326,7 +326,7 @@ def _read_tail(file: DataFile, parts: _Parts, *, version: str | None = None) -> 
     return _Parsed(tail, offset, data)
 
 
-def _open_native(file: DataFile, parts: _Parts) -> tuple[paorc.ORCFile, pa.Schema]:
+def _open_native(file: DataFile, parts: _PrefetchedFile) -> tuple[paorc.ORCFile, pa.Schema]:
     try:
         native = paorc.ORCFile(pa.PythonFile(parts, mode="r"))
         return native, native.schema.remove_metadata()
@@ -344,7 +344,7 @@ def _changed(file: DataFile, num_bytes: int) -> DataFileChanged:
     )
 
 
-def _not_orc(file: DataFile, parts: _Parts, error: TailDamaged) -> DataFileInvalid:
+def _not_orc(file: DataFile, parts: _PrefetchedFile, error: TailDamaged) -> DataFileInvalid:
     if isinstance(error, TailUnsupported):
         return undecodable(file.name, error, file=file)
     head = bytes(parts.fetch(0, min(NUM_HEAD_BYTES, parts.num_bytes)))
@@ -377,7 +377,7 @@ def _column_bytes(parsed: _Parsed, columns: set[int]) -> list[int]:
     return [exact.get(index, int(stripe.num_bytes * share)) for index, stripe in enumerate(parsed.tail.stripes)]
 
 
-def _null_counts(tail: Tail, names: list[str]) -> dict[str, int]:
+def _null_counts(tail: OrcTail, names: list[str]) -> dict[str, int]:
     counts = {}
     for name in names:
         try:

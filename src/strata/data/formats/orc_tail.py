@@ -117,7 +117,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class OrcTail:
     postscript: Postscript
     num_rows: int
     stripes: tuple[Stripe, ...]
@@ -346,7 +346,7 @@ def parse_postscript(end: memoryview, file_bytes: int) -> Postscript:
     return Postscript(footer_bytes, metadata_bytes, CODECS[codec], block_bytes, _int(message, 6), size + 1)
 
 
-def parse_tail(data: memoryview, postscript: Postscript, file_bytes: int) -> Tail:
+def parse_tail(data: memoryview, postscript: Postscript, file_bytes: int) -> OrcTail:
     """Parse the tail. `data` holds the last `postscript.tail_bytes` of a file of `file_bytes`.
 
     Raises:
@@ -370,7 +370,7 @@ def parse_tail(data: memoryview, postscript: Postscript, file_bytes: int) -> Tai
                 (types if number == 4 else statistics).append(value)
     if sum(stripe.num_rows for stripe in stripes) != num_rows:
         raise TailDamaged(f"its stripes have {sum(stripe.num_rows for stripe in stripes)} rows, not {num_rows}")
-    return Tail(
+    return OrcTail(
         postscript=postscript,
         num_rows=num_rows,
         stripes=tuple(stripes),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from strata.data.iceberg.probe import CountedFile
     from strata.data.iceberg.projection import FitColumn
     from strata.data.iceberg.scan import Scan
-    from strata.data.iceberg.survey import Survey
+    from strata.data.iceberg.survey import IcebergSurvey
     from strata.data.plan.cache import SurveyCache
     from strata.data.plan.surveyor import Progress
     from strata.data.source.source import Source
@@ -179,7 +179,7 @@ def _arrow_schema(fields: Sequence[NestedField], *, wide: bool) -> pa.Schema:
 def _assemble(
     request: Request,
     name: str,
-    seen: Survey,
+    seen: IcebergSurvey,
     found: Scan,
     *,
     columns: tuple[str, ...],
@@ -232,7 +232,7 @@ def _units(files: Sequence[CountedFile]) -> RowGroups:
     )
 
 
-def _why_nothing(name: str, seen: Survey, found: Scan, condition: Condition | None) -> str:
+def _why_nothing(name: str, seen: IcebergSurvey, found: Scan, condition: Condition | None) -> str:
     if seen.skipped and not seen.files:
         file, reason = seen.skipped[0]
         return f"{name}: none of its {len(seen.skipped)} files can be read; the first is {file}: {reason}"
@@ -281,7 +281,7 @@ def _fingerprint(table: Table, plan: Plan) -> str:
     return fingerprint(files, numbers, plan.condition_text)
 
 
-def _pruning(seen: Survey, found: Scan, units: RowGroups) -> Pruning:
+def _pruning(seen: IcebergSurvey, found: Scan, units: RowGroups) -> Pruning:
     return Pruning(
         num_files=len(found.files) + found.num_pruned,
         num_files_pruned=found.num_pruned,

@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class FileLayout:
     """The shared properties of files with equal columns and partitions, as most files of a table are."""
 
     schema: pa.Schema
@@ -94,9 +94,9 @@ class Layouts:
         old = [each.name for schema in schemas for each in schema.fields if each.field_id in wanted]
         self.names = sorted({*old, *(each.name for each in request.fields)})
         """All names that the columns ever had; which of them a file uses is known once it is open."""
-        self._known: dict[str, list[Layout]] = defaultdict(list)
+        self._known: dict[str, list[FileLayout]] = defaultdict(list)
 
-    def of(self, file: DataFile, schema: pa.Schema, scanned: IcebergFile) -> Layout:
+    def of(self, file: DataFile, schema: pa.Schema, scanned: IcebergFile) -> FileLayout:
         """Return the layout of a file.
 
         Raises:
@@ -110,7 +110,7 @@ class Layouts:
         resolver = Resolver(file.name, schema, self._mapping, partition)
         sources = resolver.sources(self._request.fields)
         exact = {source.name for source in sources.values()}
-        made = Layout(schema, resolver, sources, exact == set(self.names) & set(schema.names))
+        made = FileLayout(schema, resolver, sources, exact == set(self.names) & set(schema.names))
         alike.append(made)
         return made
 
@@ -127,7 +127,7 @@ class ProbedFile:
     file: DataFile
     format: Format
     facts: FileFacts
-    layout: Layout
+    layout: FileLayout
 
 
 def probe_file(request: Request, layouts: Layouts, scanned: ScannedFile, known: FileFacts | None = None) -> ProbedFile:

@@ -43,7 +43,7 @@ _DELETES = "deletes"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Survey:
+class IcebergSurvey:
     files: tuple[CountedFile, ...]
     wide: bool
     """Whether strings and lists have 64-bit offsets."""
@@ -60,7 +60,7 @@ def survey(
     num_threads: int,
     cache: SurveyCache | None = None,
     progress: Progress | None = None,
-) -> Survey:
+) -> IcebergSurvey:
     """Inspect all files.
 
     Raises:
@@ -100,7 +100,7 @@ def survey(
     bad = [(one.probed.file.name, reason) for one in found for reason in one.bad_units]
     skipped = (*tasks.skipped, *bad)
     log_skipped(skipped)
-    return Survey(tuple(found), wide, skipped, len(tasks.skipped))
+    return IcebergSurvey(tuple(found), wide, skipped, len(tasks.skipped))
 
 
 class _ThreadedTasks:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow.parquet as pq
 
-    from strata.data.pyarrow_private import ParquetReader as LowLevelReader
+    from strata.data.pyarrow_private import LowLevelReader
     from strata.data.source.source import DataFile, Source
 
 TAIL_BYTES = 64 << 10
@@ -42,7 +42,7 @@ _NUM_PROBED = 8
 """Columns that are checked for a page index."""
 
 
-class Tail:
+class ParquetTail:
     """The end of a file, with the whole footer in it."""
 
     __slots__ = ("_num_footer_bytes", "data", "num_bytes_read", "version")
@@ -59,7 +59,7 @@ class Tail:
         return self.data[-_END_BYTES - self._num_footer_bytes : -_END_BYTES]
 
 
-def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version: str | None = None) -> Tail:
+def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version: str | None = None) -> ParquetTail:
     """Read the footer and some bytes before it, in one read, or two if it is large.
 
     Raises:
@@ -91,7 +91,7 @@ def read_tail(source: Source, file: DataFile, opened: pa.NativeFile, *, version:
             data = opened.read_at(needed, size - needed)
         num_read += len(data)
     source.counter.add(num_read)
-    tail = Tail(data, num_footer_bytes, num_read)
+    tail = ParquetTail(data, num_footer_bytes, num_read)
     if version is not None and tail.version != version:
         raise _changed(file, size)
     return tail
@@ -119,7 +119,7 @@ def _not_parquet(file: DataFile, size: int, head: bytes, data: bytes) -> DataFil
     return wrong_format(file, size, head, "a parquet")
 
 
-def read_index(opened: pa.NativeFile, tail: Tail, ranges: Sequence[Range]) -> tuple[list[bytes], int]:
+def read_index(opened: pa.NativeFile, tail: ParquetTail, ranges: Sequence[Range]) -> tuple[list[bytes], int]:
     """Return ranges of a page index, and the number of bytes read for them.
 
     The index precedes the footer, so the tail usually contains it already.
@@ -165,7 +165,7 @@ class Footer:
 
     __slots__ = ("_file", "flat", "hidden", "metadata", "names", "schema")
 
-    def __init__(self, file: DataFile, tail: Tail) -> None:
+    def __init__(self, file: DataFile, tail: ParquetTail) -> None:
         # `pq.read_metadata` does the same, and then spends half as much again on the paths of all columns, which
         # matters for a plan of 10,000 files.
         try:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import pyarrow.parquet as pq
 
-    from strata.data.formats.parquet.footer import Tail
+    from strata.data.formats.parquet.footer import ParquetTail
     from strata.data.source.source import DataFile, Source
 
     Result: TypeAlias = FileFacts | DataError | StorageError
@@ -49,7 +49,7 @@ _NEXT = 0x10
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FooterLayout:
     """The common parts of the footers of files with one schema and one writer."""
 
     head: bytes
@@ -59,7 +59,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroups:
+class FooterRowGroups:
     """The individual part of a footer."""
 
     num_rows: int
@@ -72,7 +72,7 @@ class RowGroups:
 class _Family:
     """Files whose footers differ only in their row groups."""
 
-    layout: Layout
+    layout: FooterLayout
     schema: pa.Schema
     names: list[str]
     flat: frozenset[int]
@@ -123,7 +123,7 @@ class _Inspection:
 
     def results(self) -> list[Result]:
         found: dict[int, Result] = {}
-        tails: dict[int, Tail] = {}
+        tails: dict[int, ParquetTail] = {}
         for number, file in enumerate(self.files):
             try:
                 tail = _tail_of(self.source, file)
@@ -147,16 +147,18 @@ class _Inspection:
                 found[number] = self._alone(number, tail)[0]
         return [found[number] for number in range(len(self.files))]
 
-    def _alone(self, number: int, tail: Tail, *, learns: bool = False) -> tuple[Result, _Family | None]:
+    def _alone(self, number: int, tail: ParquetTail, *, learns: bool = False) -> tuple[Result, _Family | None]:
         try:
             footer = Footer(self.files[number], tail)
             return self._facts(number, footer, tail), _learn(footer, tail) if learns else None
         except (DataError, StorageError) as error:
             return error, None
 
-    def _of_family(self, family: _Family, tails: Mapping[int, Tail], found: Mapping[int, Result]) -> dict[int, Result]:
+    def _of_family(
+        self, family: _Family, tails: Mapping[int, ParquetTail], found: Mapping[int, Result]
+    ) -> dict[int, Result]:
         """Return the results of all remaining files that belong to the family."""
-        parts: dict[int, RowGroups] = {}
+        parts: dict[int, FooterRowGroups] = {}
         for number, tail in tails.items():
             if (
                 number not in found
@@ -174,14 +176,14 @@ class _Inspection:
                 made |= {number: self._alone(number, tails[number])[0] for number in numbers}
         return made
 
-    def _facts(self, number: int, footer: Footer, tail: Tail) -> FileFacts:
+    def _facts(self, number: int, footer: Footer, tail: ParquetTail) -> FileFacts:
         leaves = footer.leaves if self.columns is None else footer.leaves_of(self.columns)
         units = units_of(footer, None if self.columns is None else [leaf for leaf, _ in leaves])
         nulls = null_counts(footer, leaves) if self.with_nulls[number] else {}
         return FileFacts(footer.schema, units, tail.version, nulls)
 
 
-def _is_open(tail: Tail) -> bool:
+def _is_open(tail: ParquetTail) -> bool:
     """Return whether pyarrow can access all column chunks; opening the file alone reports the reason if not."""
     try:
         return not hidden_leaves(tail.footer, tail.version)
@@ -189,7 +191,7 @@ def _is_open(tail: Tail) -> bool:
         return False
 
 
-def _learn(footer: Footer, tail: Tail) -> _Family | None:
+def _learn(footer: Footer, tail: ParquetTail) -> _Family | None:
     global _families  # noqa: PLW0603 - always replaced as a whole; a lost family is learned again
     layout = layout_of(tail.footer)
     if layout is None or footer.hidden:
@@ -199,7 +201,7 @@ def _learn(footer: Footer, tail: Tail) -> _Family | None:
     return family
 
 
-def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[DataFile]) -> dict[int, _Member]:
+def _parsed(family: _Family, parts: Mapping[int, FooterRowGroups], files: Sequence[DataFile]) -> dict[int, _Member]:
     """Parse the row groups of several files as one footer.
 
     Raises:
@@ -225,7 +227,7 @@ def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[Dat
 # --- the parts of a footer ---
 
 
-def layout_of(footer: bytes) -> Layout | None:
+def layout_of(footer: bytes) -> FooterLayout | None:
     """Return the common parts of a footer; None if its fields have an unusual order, or it is damaged."""
     scanner = Scanner(footer)
     try:
@@ -238,10 +240,10 @@ def layout_of(footer: bytes) -> Layout | None:
         _pass_structs(scanner, num_groups)
     except ThriftDamaged:
         return None
-    return Layout(head, footer[scanner.at :])
+    return FooterLayout(head, footer[scanner.at :])
 
 
-def row_groups_of(footer: bytes, layout: Layout) -> RowGroups | None:
+def row_groups_of(footer: bytes, layout: FooterLayout) -> FooterRowGroups | None:
     """Return the row groups of a footer; None if it has another layout."""
     if not footer.startswith(layout.head) or not footer.endswith(layout.tail):
         return None
@@ -251,10 +253,10 @@ def row_groups_of(footer: bytes, layout: Layout) -> RowGroups | None:
     except ThriftDamaged:
         return None
     end = len(footer) - len(layout.tail)
-    return RowGroups(num_rows, num_groups, footer[scanner.at : end]) if scanner.at <= end else None
+    return FooterRowGroups(num_rows, num_groups, footer[scanner.at : end]) if scanner.at <= end else None
 
 
-def join_footers(layout: Layout, parts: list[RowGroups]) -> bytes:
+def join_footers(layout: FooterLayout, parts: list[FooterRowGroups]) -> bytes:
     """Return a footer with the row groups of all files."""
     own = b"".join(
         [
@@ -288,7 +290,7 @@ def _pass_structs(scanner: Scanner, number: int) -> None:
 # --- reading ---
 
 
-def _tail_of(source: Source, file: DataFile) -> Tail:
+def _tail_of(source: Source, file: DataFile) -> ParquetTail:
     if isinstance(source.filesystem, pafs.LocalFileSystem):
         with translate_errors(file.name), _LocalFile(file.path) as opened:
             return read_tail(source, file, opened)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from strata.data.filter.expression import Node
     from strata.data.formats.base import Judged, Reader, Rows, UnitRanges
-    from strata.data.pyarrow_private import ParquetReader as LowLevelReader
+    from strata.data.pyarrow_private import LowLevelReader
     from strata.data.source.source import DataFile, Source
     from strata.errors import DataError, StorageError
 

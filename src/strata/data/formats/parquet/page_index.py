@@ -35,7 +35,7 @@ _TEXT, _FIXED = 6, 7
 _DATA_PAGE, _DATA_PAGE_V2 = 0, 3
 
 
-class Chunk(NamedTuple):
+class ChunkIndex(NamedTuple):
     """The locations of the indexes of one column chunk."""
 
     metadata: int
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class StoredColumn:
     """A top-level column as it is stored."""
 
     elements: tuple[bytes, ...]
@@ -65,11 +65,11 @@ class IndexedFooter:
     """The parts of a footer that pyarrow does not expose."""
 
     data: bytes
-    columns: tuple[Column, ...]
+    columns: tuple[StoredColumn, ...]
     created_by: bytes
     orders: tuple[bytes, ...]
     """The sort order of each leaf's bounds; empty if the file does not state them."""
-    groups: tuple[tuple[Chunk, ...], ...]
+    groups: tuple[tuple[ChunkIndex, ...], ...]
     """Column chunks by row group and leaf."""
 
 
@@ -133,17 +133,17 @@ def read_footer(data: bytes) -> IndexedFooter:
         8: (thrift.STRUCT, _refuse("a column chunk is encrypted")),
     }
 
-    def chunk() -> Chunk:
+    def chunk() -> ChunkIndex:
         nonlocal chunks
         chunks += 1
         if chunks > MAX_CHUNKS:
             raise IndexDamaged(f"the file has more than {MAX_CHUNKS} column chunks")
         found = scan.struct(known)
-        return Chunk(_needed(found, 3), _range(found, 4, 5), _range(found, 6, 7))
+        return ChunkIndex(_needed(found, 3), _range(found, 4, 5), _range(found, 6, 7))
 
-    def group() -> tuple[Chunk, ...]:
+    def group() -> tuple[ChunkIndex, ...]:
         listed = (thrift.LIST, lambda: tuple(chunk() for _ in range(scan.items(thrift.STRUCT))))
-        made: tuple[Chunk, ...] = _needed(scan.struct({1: listed}), 1)
+        made: tuple[ChunkIndex, ...] = _needed(scan.struct({1: listed}), 1)
         return made
 
     found = scan.struct(
@@ -169,12 +169,12 @@ def _range(found: dict[int, Any], offset: int, num_bytes: int) -> Range | None:
     return made if made.offset > 0 and made.num_bytes > 0 else None
 
 
-def _columns(elements: Sequence[bytes]) -> tuple[Column, ...]:
+def _columns(elements: Sequence[bytes]) -> tuple[StoredColumn, ...]:
     """Return the columns of a schema, whose elements are stored depth first, beginning with the root."""
     parsed = [_element(element) for element in elements]
     if not parsed:
         raise IndexDamaged("the schema is empty")
-    made: list[Column] = []
+    made: list[StoredColumn] = []
     leaf, at = 0, 1
     for _ in range(parsed[0].num_children):
         start, first_leaf = at, leaf
@@ -188,7 +188,7 @@ def _columns(elements: Sequence[bytes]) -> tuple[Column, ...]:
             at += 1
         is_repeated = any(each.repetition == _REPEATED for each in parsed[start:at])
         top, leaves = parsed[start], range(first_leaf, leaf)
-        made.append(Column(tuple(elements[start:at]), leaves, is_repeated, top.name, top.kind, _width(top)))
+        made.append(StoredColumn(tuple(elements[start:at]), leaves, is_repeated, top.name, top.kind, _width(top)))
     if at != len(parsed):
         raise IndexDamaged("the schema continues after its last column")
     return tuple(made)
@@ -321,7 +321,7 @@ def range_of(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     return first, chunk.total_compressed_size
 
 
-def read_chunk(footer: IndexedFooter, chunk: Chunk) -> tuple[int, list[int], list[bytes], int]:
+def read_chunk(footer: IndexedFooter, chunk: ChunkIndex) -> tuple[int, list[int], list[bytes], int]:
     """Return the type, encodings, path and codec of a column chunk, which all its pages share."""
     scan = Scanner(footer.data, chunk.metadata)
     found = scan.struct(

@@ -28,12 +28,12 @@ from strata.data.formats.base import Judged, Saving, join_rows
 from strata.data.formats.parquet import statistics as parquet_statistics
 from strata.data.formats.parquet import thrift
 from strata.data.formats.parquet.page_index import (
-    Chunk,
-    Column,
+    ChunkIndex,
     IndexDamaged,
     IndexedFooter,
     Page,
     PageBounds,
+    StoredColumn,
     range_of,
     read_bounds,
     read_chunk,
@@ -158,7 +158,7 @@ class PagedFile:
                 made[group] = judged
         return made
 
-    def _bounds(self, groups: Sequence[int], columns: Sequence[Column]) -> dict[tuple[int, int], PageBounds]:
+    def _bounds(self, groups: Sequence[int], columns: Sequence[StoredColumn]) -> dict[tuple[int, int], PageBounds]:
         """Return page bounds by (row group, leaf), where they are stated and consistent."""
         widths = {column.leaves.start: column.width for column in columns}
         if not self._footer.orders:  # the sort order of the bounds is unknown
@@ -277,7 +277,7 @@ class PagedFile:
     def _column_file(
         self,
         number: int,
-        chunk: Chunk,
+        chunk: ChunkIndex,
         dictionary: memoryview,
         contents: Sequence[memoryview],
         num_rows: int,
@@ -315,7 +315,7 @@ class PagedFile:
     def _file(
         self,
         contents: Sequence[bytes | memoryview],
-        columns: Sequence[Column],
+        columns: Sequence[StoredColumn],
         leaves: Sequence[int],
         groups: Sequence[bytes],
         num_rows: int,
