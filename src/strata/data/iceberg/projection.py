@@ -82,7 +82,7 @@ class FitColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IcebergFit:
-    """The `Fit` of a data file."""
+    """How the rows of one data file become rows of the table."""
 
     columns: Mapping[str, FitColumn]
     deleted: npt.NDArray[np.int64] = field(default_factory=lambda: NO_ROWS)
