@@ -9,7 +9,7 @@ from driving import BAD_COUNTS, BAD_IDS, Driver, of
 from strata.coordinator.config import Limits
 from strata.coordinator.state.events import DatasetSpec, EpochAdvanced, ShardEntry, ShardsAssigned, ShardsDone
 from strata.coordinator.state.ring import load_bounds
-from strata.coordinator.state.shards import MAX_EPOCH, NOBODY
+from strata.coordinator.state.shards import MAX_EPOCH, NO_OWNER
 from strata.errors import (
     DatasetExists,
     EpochMismatch,
@@ -153,7 +153,7 @@ def test_a_third_dataset_is_refused_with_a_limit_of_2() -> None:
 
 def test_shards_of_a_job_without_workers_have_no_owner_until_the_first_joins(driver: Driver) -> None:
     driver.dataset(10)
-    assert set(driver.job.shards.dataset("data").owners.tolist()) == {NOBODY}
+    assert set(driver.job.shards.dataset("data").owners.tolist()) == {NO_OWNER}
     driver.register("w0")
     assert driver.indices("w0") == list(range(10))
 
@@ -253,7 +253,7 @@ def test_shards_have_no_owner_after_the_last_worker_leaves(driver: Driver) -> No
     driver.register("w0")
     driver.dataset(10)
     driver.leave("w0")
-    assert set(driver.job.shards.dataset("data").owners.tolist()) == {NOBODY}
+    assert set(driver.job.shards.dataset("data").owners.tolist()) == {NO_OWNER}
 
 
 def test_every_dataset_of_a_job_is_reassigned(driver: Driver) -> None:

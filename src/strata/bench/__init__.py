@@ -5,7 +5,8 @@
 A benchmark is a list of contenders: Strata and its peers. Every contender runs in a fresh process in each round, and
 rounds are interleaved, so that a machine that slows down affects all contenders alike. `frame` turns samples into
 figures and is pure, `run` starts the processes, `report` prints tables and JSON. `contenders/` has one module per
-measured system. A benchmark may import everything except the command line.
+measured system. A benchmark may import everything except the command line, and nothing but the command line imports
+this package.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """When to save. Pure: the history of saves and the time in, a decision with its reason out.
 
+Which checkpoints to keep is decided in `retention.py`.
+
 A `Strategy` has no state and no clock. It decides by a `History`: when the last few saves began, how long each stalled
 training, and how long it was written. `Pacer` keeps the history and reads the clock.
 

@@ -1,7 +1,8 @@
 """Retention: which checkpoints to keep. Pure: checkpoints in, removals with their reasons out.
 
 A checkpoint is kept if any policy keeps it. The newest checkpoint is always kept, and so is every base of a kept one.
-To add a policy, implement `Policy.keep`.
+To add a policy, implement `Policy.keep` and describe it in `_in_words`; `arguments.py` turns keyword arguments such as
+`keep_count` into policies. When to save is decided in `policy.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The command line: one module per command, and `main`, which turns errors into one line and an exit code.
+"""The command line: one module per command or group of commands; `app` lists them all.
 
-The command line sits on top of every other package, and no other package imports it. A command parses its arguments,
-calls one package and prints the result; it makes no decision that a script could want to call.
+`main` turns errors into one line and an exit code. The command line sits on top of every other package, and no other
+package imports it. A command parses its arguments, calls one package and prints the result; it makes no decision that a
+script could want to call.
 """
 
 from __future__ import annotations

@@ -258,9 +258,8 @@ def diff(
     Shows by how much they differ. Compares hashes first and reads only data
     whose hashes differ.
     """
-    from strata.checkpoint.tools import diff as comparing  # noqa: PLC0415 (imports numpy)
     from strata.checkpoint.tools import inspect  # noqa: PLC0415
-    from strata.checkpoint.tools.diff import Side  # noqa: PLC0415
+    from strata.checkpoint.tools.diff import Side, compare, measure  # noqa: PLC0415 (imports numpy)
 
     if not new and not against:
         raise typer.BadParameter("give a second checkpoint, or another location with --against", param_hint="B")
@@ -272,8 +271,8 @@ def diff(
         _opened(locations[1], options[1]) as (other_store, other_catalog),
     ):
         before, after = inspect.choose(catalog, old), inspect.choose(other_catalog, new or old)
-        found = comparing.compare(before, after)
-        changed = comparing.measure(Side(store, before), Side(other_store, after), found.changed)
+        found = compare(before, after)
+        changed = measure(Side(store, before), Side(other_store, after), found.changed)
     if as_json:
         sides = [{t.name: t for t in manifest.tensors} for manifest in (before, after)]
         reshaped = {

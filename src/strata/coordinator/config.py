@@ -68,7 +68,7 @@ class BarrierConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalConfig:
     snapshot_every: int = 10_000
-    """Events between two snapshots: the most that a restart replays."""
+    """Events between two snapshots: the maximum that a restart replays."""
     history_events: int = 10_000
     """Events kept behind the newest snapshot, for `strata journal replay`."""
 

@@ -83,7 +83,7 @@ class DatasetRegistry:
 
     @property
     def active_workers(self) -> list[str]:
-        """Return the ids of all workers of the job, whoever registered them, ordered by rank."""
+        """Return the ids of all workers of the job, including those of other registries, ordered by rank."""
         return [worker.worker_id for worker in self.workers()]
 
     def workers(self) -> list[WorkerInfo]:

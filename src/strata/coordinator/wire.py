@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SERVICE: str = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 ERROR_METADATA_KEY = "strata-error-bin"
 FRAME_MARGIN_BYTES = 64
-"""The most that a frame adds to a single message."""
+"""The maximum that a frame adds to a single message."""
 _BRIEF_BYTES = 4_096
 _ENTRY_BYTES = 32
 """Tag and length of one message in a frame, plus the request id of an answer."""

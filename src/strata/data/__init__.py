@@ -1,7 +1,8 @@
 """Structured data for training: files and Iceberg tables as batches, exact to the row.
 
-The modules here are the public datasets, their configuration and the loaders; the folders follow the path of the data.
-A name is imported when it is first used.
+The modules here are the public datasets, their configuration and the loaders; the folders follow the path of the data:
+`source` → `formats` → `plan` (or `iceberg`) → `order` → `runtime`, which uses `batch`. May import `storage` and the
+modules below it, never `coordinator` or `checkpoint`. A name is imported when it is first used.
 """
 
 from __future__ import annotations

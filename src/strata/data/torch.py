@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strata.data.runtime.iterator import Pass
 
 
-class Batches(IterableDataset[Any]):
+class TorchIterable(IterableDataset[Any]):
     """Marks a dataset as an `IterableDataset`, and refuses torch workers, which would read every row several times."""
 
     begin: Any
@@ -42,7 +42,7 @@ class Batches(IterableDataset[Any]):
 @functools.cache
 def iterable(kind: type[Dataset]) -> type[Dataset]:
     """Return a subclass that is also an `IterableDataset`."""
-    return type(kind.__name__, (Batches, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    return type(kind.__name__, (TorchIterable, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 class Loader(DataLoader[Any]):

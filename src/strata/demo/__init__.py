@@ -3,4 +3,5 @@
 The demo runs `strata run` twice in other processes, undisturbed and with kills, and compares the results: every row is
 trained on exactly once per epoch, and the final weights are bit-identical. `show` runs it, `job` starts and kills,
 `step_log` records what the workers trained on, `outcome` compares, `view` draws. `train.py` is the training script.
+The demo may import everything except the command line, which it starts as a program.
 """

@@ -1,7 +1,8 @@
 """Checks of this machine for `strata doctor`: software, hardware, disks.
 
 Each check is a small function that examines one thing and returns a `Check`. What it examines is an argument, so that
-tests can pass something else. A check changes nothing on the machine: files written to test a disk are removed.
+tests can pass something else. A check changes nothing on the machine: files written to test a disk are removed. Checks
+may import every package but the command line, `bench` and `demo`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of the file system that holds a directory: direct I/O, exclusive file names, flushed directories.
 
 Each check tries the operation on temporary files with the functions that a save uses, because the type of a file system
-does not tell what it supports.
+does not report what it supports.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Agent:
         while True:
             event = await self._nodes.next_event()
             if self.supervisor.phase is Phase.STOPPING and len(self.supervisor.running) == 1:
-                await self._fetch_checkpoint()  # the one just saved tells which world size can resume
+                await self._fetch_checkpoint()  # the one just saved decides which world size can resume
             self.supervisor.room = self._nodes.room  # a lost node reports the exits of its workers first
             if isinstance(event, RoomChanged):
                 actions = self.supervisor.room_changed(

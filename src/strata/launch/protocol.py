@@ -40,7 +40,7 @@ class WorkerExit:
     log_end: tuple[str, ...] = ()
     """Last lines of a failed worker's log, for readers without access to it; or lines that could not be written."""
     step: int | None = None
-    """Last step that the worker reported, if it left by itself."""
+    """Last step that the worker reported, unless it was killed or made no step."""
 
     @property
     def is_failure(self) -> bool:
@@ -121,7 +121,7 @@ class DumpStacks(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """To a node that wants to leave: it has no more workers of the run, and gets none."""
+    """To a node that wants to leave: it has no workers of the run any longer, and gets none."""
 
 
 class RunOver(Message, frozen=True):

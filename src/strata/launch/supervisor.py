@@ -215,7 +215,7 @@ class Supervisor:
         self._signalled |= self.running & set(ranks)
 
     def hung(self, ranks: Collection[int], silent_s: float) -> list[Action]:
-        """Workers make no more steps: the one that hangs and, usually, those that wait for it."""
+        """Workers have stopped making steps: the one that hangs and, usually, those that wait for it."""
         found = sorted(rank for rank in ranks if rank in self.running and rank not in self._hung)
         if self.phase is not Phase.RUNNING or not found:
             return []

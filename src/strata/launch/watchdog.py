@@ -1,6 +1,8 @@
-"""The watchdog finds workers that make no more steps, from what the coordinator knows about them.
+"""The watchdog of a run finds hung workers: those that have stopped making steps, by the steps in their heartbeats.
 
-It has no I/O and no clock: times are arguments.
+It has no I/O and no clock: times are arguments. The agent calls it, and the supervisor decides what follows. A job
+without an agent is watched by the coordinator instead (`step_timeout_s`, `coordinator/state/membership.py`). A worker
+that makes steps counts as healthy, however slow it is.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.views import WorkerInfo
 
 SILENT_S = 3.0
-"""A worker that was silent for longer and is no longer a member was removed; it did not leave by itself."""
+"""A worker that was silent for longer and is no longer a member was removed; it did not deregister."""
 
 
 class Hung(NamedTuple):
@@ -63,7 +65,7 @@ class StepWatch:
             for rank in set(running) - self._since.keys():
                 self._since[rank] = (0, self._joined_s)
                 self._silent.add(rank)
-        # A worker that left by itself may take its time to exit; one that was silent until it was removed hangs.
+        # A worker that deregistered may take its time to exit; one that was silent until it was removed hangs.
         watched = (members.keys() | self._silent) & set(running)
         late_s = {rank: now_s - since_s for rank, (_, since_s) in self._since.items() if rank in watched}
         longest_s = max(late_s.values(), default=0.0)

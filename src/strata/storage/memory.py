@@ -85,7 +85,7 @@ class MemoryStore:
                 self._objects.pop(key, None)
 
     def close(self) -> None:
-        """Keep the objects: whoever opens the same name finds them."""
+        """Keep the objects for the next store with the same name."""
 
     def _data(self, key: str) -> bytes:
         check_key(key)

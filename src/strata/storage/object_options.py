@@ -1,8 +1,8 @@
 """Check the URL and the `storage_options` of an object store, and translate them for obstore.
 
-Every wait gets a bound. S3 keys may also come from `~/.aws`, which obstore does not read. Only keys that stand in these
-files are used: a profile that names a role, single sign-on or a program is rejected with the command that turns it into
-keys, because each of those is a protocol of its own.
+Every wait gets a bound. S3 keys may also come from `~/.aws`, which obstore does not read. Only plain keys are taken
+from there: a profile that names a role, single sign-on or a program is rejected with the command that turns it into
+keys, because each of those is a separate protocol.
 """
 
 from __future__ import annotations

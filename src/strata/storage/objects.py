@@ -258,7 +258,7 @@ class ObjectStore:
     def _delete(self, paths: list[str]) -> None:
         try:
             self._store.delete(paths)
-        except FileNotFoundError:  # not on S3; the error does not tell which, or whether the others are deleted
+        except FileNotFoundError:  # not on S3; the error does not name it, or whether the others are deleted
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
                     self._store.delete(path)

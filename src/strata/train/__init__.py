@@ -1,7 +1,8 @@
 """The worker's side of a run: `strata.init()`, its context with data, checkpoints and coordinator in a few calls.
 
-It may import `launch` and everything below, and starts no processes itself except through `launch`. A name is loaded
-when it is first used.
+`context` is what a script uses, `membership` its connection to the coordinator, `orchestrator` the same calls without a
+run. It may import `launch` and everything below, and starts no processes itself except through `launch`. A name is
+loaded when it is first used.
 """
 
 from __future__ import annotations

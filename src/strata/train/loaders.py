@@ -1,8 +1,8 @@
 """The loaders of a context, whose states are saved in checkpoints.
 
 A loader's state is *global* or *per rank*. The states of our loaders are global: a position in the order of all ranks,
-from which any world size can resume. The state of another loader, such as torchdata's `StatefulDataLoader`, tells what
-one rank has read. A checkpoint keeps one per rank, and only the same world size can resume from it.
+from which any world size can resume. The state of another loader, such as torchdata's `StatefulDataLoader`, is what one
+rank has read. A checkpoint keeps one per rank, and only the same world size can resume from it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Loaders:
                         part.set_epoch(epoch)
 
     def positions(self) -> tuple[Any, ...] | None:
-        """Return where all loaders stand, cheaply enough for every step; None if one of them is not ours."""
+        """Return the positions of all loaders, cheaply enough for every step; None if one of them is not ours."""
         found = tuple(getattr(loader, "position", None) for loader in self._loaders.values())
         return None if None in found else found
 

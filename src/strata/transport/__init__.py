@@ -1,6 +1,7 @@
 """Connections between processes: addresses, gRPC channels, frames over plain sockets, tokens and TLS.
 
-Knows nothing of jobs or workers. Imports no other package of Strata except the ground modules.
+Knows nothing of jobs or workers. Imports no other package of Strata, only the small modules at the bottom (`errors`,
+`lifecycle`, `scratch`).
 """
 
 import os

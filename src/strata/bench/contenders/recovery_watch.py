@@ -26,7 +26,7 @@ NUM_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Recovery:
     start_s: float
     """From the command to the first step."""
     killed_at_s: float
@@ -38,7 +38,7 @@ class JobLost(Exception):
     """The job failed or did not recover in time."""
 
 
-def kill_one(command: Callable[[Path], Sequence[str]], variables: dict[str, str] | None = None) -> Measured:
+def kill_one(command: Callable[[Path], Sequence[str]], variables: dict[str, str] | None = None) -> Recovery:
     """Run the command, which receives a directory for step logs, and kill rank 1 in the middle.
 
     Raises:
@@ -69,7 +69,7 @@ def kill_one(command: Callable[[Path], Sequence[str]], variables: dict[str, str]
                 raise JobLost(f"the job did not finish within {TIMEOUT_S:g} s:\n{_output(directory)}") from None
             finally:
                 job.kill()
-        return Measured(first_s - began_s, killed_at_s, again_s - killed_at_s)
+        return Recovery(first_s - began_s, killed_at_s, again_s - killed_at_s)
 
 
 def _wait(

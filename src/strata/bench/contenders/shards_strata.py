@@ -80,18 +80,18 @@ def wander(num_workers: int, *, steps: int, worst: Worst) -> None:
         if rng.random() < 0.5 + 0.05 * (len(workers) - num_workers):
             leaver = rng.randrange(len(workers))
             workers.pop(leaver)
-            stands = _without(owners, leaver)
+            before = _without(owners, leaver)
         else:
             workers.append(f"worker-joined-{step:05d}")
-            stands = owners
-        owners = assign(keys, workers=workers, capacities=[1.0] * len(workers), current=stands)
-        worst.see_moves(stands, owners, len(workers))
+            before = owners
+        owners = assign(keys, workers=workers, capacities=[1.0] * len(workers), current=before)
+        worst.see_moves(before, owners, len(workers))
 
 
 def _without(owners: NDArray[np.int32], leaver: int) -> NDArray[np.int32]:
-    stands = owners - (owners > leaver).astype(np.int32)
-    stands[owners == leaver] = -1
-    return stands
+    before = owners - (owners > leaver).astype(np.int32)
+    before[owners == leaver] = -1
+    return before
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 """From a checkpoint back to tensors: whole, in slices or memory-mapped.
 
-Every byte is verified before it is used, except those that are memory-mapped. May import `group` and `format`. Writes
-nothing but `statistics.json`.
+`integrity` defines what an intact checkpoint is, for loads and for `verify`. Every byte is verified before it is used,
+except those that are memory-mapped. May import `group`, `format` and the store. Writes nothing but `statistics.json`.
 """

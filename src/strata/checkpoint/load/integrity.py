@@ -136,7 +136,7 @@ def _checked_header(source: Source, manifest: Manifest, number: int) -> tuple[Pl
 
 
 def _other_owner(header: bytes, manifest: Manifest, data_file: DataFile) -> str:
-    """Return which file this is instead, if its header tells."""
+    """Return which file this is instead, if its header names it."""
     try:
         metadata, _ = layout.read_header(header, file=data_file.path, size_bytes=data_file.size_bytes)
     except CheckpointInvalid:

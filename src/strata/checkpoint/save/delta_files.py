@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_128_hexdigest
 
-from strata.checkpoint.format import layout as layouts
 from strata.checkpoint.format.buffers import aligned_memory
 from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.format.layout import CHUNK_BYTES
 from strata.checkpoint.format.manifest import Patch
 from strata.checkpoint.save import delta, writer
 from strata.checkpoint.save.writer import Cut, StoredItem, cuts, encoded_as, packer_for, part_of, plain_as
@@ -212,7 +212,7 @@ class Delta:
     def _exclusive_or(self, piece: _ParentSlice) -> Iterator[_Change]:
         """Add compressed differences to the parent, a few chunks at a time, so that each patch fits into a file."""
         contents = self._contents(piece)
-        step = writer.PACK_BYTES // layouts.CHUNK_BYTES * layouts.CHUNK_BYTES
+        step = writer.PACK_BYTES // CHUNK_BYTES * CHUNK_BYTES
         for start in range(0, piece.num_bytes, step):
             new = contents[start : start + step]
             encoded = writer.encode(self._differences(piece, start, new))
@@ -224,12 +224,12 @@ class Delta:
         """Yield the difference of each chunk. The base is verified: an error in it would become an error here."""
         data_file = self._parent.files[piece.slice.file]
         key = _path_from_outside(data_file, self._parent)
-        memory = memoryview(aligned_memory(layouts.CHUNK_BYTES))
-        for begin in range(0, len(new), layouts.CHUNK_BYTES):
-            chunk = new[begin : begin + layouts.CHUNK_BYTES]
+        memory = memoryview(aligned_memory(CHUNK_BYTES))
+        for begin in range(0, len(new), CHUNK_BYTES):
+            chunk = new[begin : begin + CHUNK_BYTES]
             old = memory[: len(chunk)]
             self._store.read_into(key, piece.slice.offset + start + begin, old)
-            expected = piece.slice.hashes[(start + begin) // layouts.CHUNK_BYTES]
+            expected = piece.slice.hashes[(start + begin) // CHUNK_BYTES]
             found = xxh3_128_hexdigest(old)
             if found != expected:
                 raise CheckpointCorrupt(

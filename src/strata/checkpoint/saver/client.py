@@ -27,7 +27,7 @@ from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.load import statistics
 from strata.checkpoint.save import job as jobs
 from strata.checkpoint.save.staging import Memory, PrivateMemory, SharedMemory
-from strata.checkpoint.saver import protocol as messages
+from strata.checkpoint.saver import protocol
 from strata.checkpoint.saver.executor import Executor, is_committed
 from strata.errors import CheckpointAborted, CheckpointBusy, StrataError
 from strata.lifecycle import Home, renewed
@@ -170,7 +170,7 @@ class ProcessSaver:
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None) -> None:
         self._shared = SharedMemory()
         self.memory: Memory = self._shared
-        self._open = messages.Open(url=url, storage_options=dict(storage_options or {}))
+        self._open = protocol.Open(url=url, storage_options=dict(storage_options or {}))
         self._sending = renewed(threading.Lock())
         self._handing_over = renewed(threading.RLock())
         """Held while a saver is started or found dead."""
@@ -189,12 +189,12 @@ class ProcessSaver:
     def prepare(self) -> None:
         self._start()
         if self._shared.size_bytes:
-            self._send(messages.Map(num_bytes=self._shared.size_bytes))
+            self._send(protocol.Map(num_bytes=self._shared.size_bytes))
 
     def claim(self) -> None:
         if not self._free.is_set():
             with contextlib.suppress(CheckpointAborted):  # the process is dead, so the memory is free
-                self._send(messages.Release())
+                self._send(protocol.Release())
             if not self._free.wait(CLAIM_TIMEOUT_S):
                 is_killed = self._kill(f"it still reads the last snapshot after {CLAIM_TIMEOUT_S:g} s")
                 if not is_killed or not self._free.wait(EXIT_WAIT_S):
@@ -211,7 +211,7 @@ class ProcessSaver:
         if self._shared.size_bytes < job.size_bytes + len(data):
             self._shared.grow(job.size_bytes + len(data))
         self._shared.view()[job.size_bytes : job.size_bytes + len(data)] = data
-        run = messages.RunJob(
+        run = protocol.RunJob(
             id=job.head.id, memory_bytes=self._shared.size_bytes, job_offset=job.size_bytes, job_bytes=len(data)
         )
         is_alone = job.ranks is None or job.ranks.size == 1
@@ -287,7 +287,7 @@ class ProcessSaver:
         if self._home.is_here:
             with contextlib.suppress(CheckpointAborted):
                 if self._link is not None:
-                    self._send(messages.Close())
+                    self._send(protocol.Close())
             self._shared.close()
 
     # -- within ----------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class ProcessSaver:
             paths = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
             # Termination signals are for the trainer; the staged snapshot is written all the same. The saver inherits
             # the blocked signals until it has begun to ignore them.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, messages.IGNORED_SIGNALS)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, protocol.IGNORED_SIGNALS)
             try:
                 self._process = subprocess.Popen(
                     [
@@ -324,24 +324,24 @@ class ProcessSaver:
             target=self._listen, args=(self._link, self._process), name="strata-saver-link", daemon=True
         ).start()
 
-    def _send(self, message: messages.ToSaver) -> None:
+    def _send(self, message: protocol.ToSaver) -> None:
         link = self._link
         try:
             if link is None:
                 raise BrokenPipeError
             with self._sending:
-                link.send_bytes(messages.encode(message))
+                link.send_bytes(protocol.encode(message))
         except OSError:
             raise CheckpointAborted(f"the saver process has exited{self._exit_cause(wait_s=EXIT_WAIT_S)}") from None
 
     def _cancel(self, id: str) -> None:
         with contextlib.suppress(CheckpointAborted):
-            self._send(messages.Cancel(id=id))
+            self._send(protocol.Cancel(id=id))
 
     def _listen(self, link: Connection, process: subprocess.Popen[bytes]) -> None:
         try:
             while True:
-                self._receive(messages.decode_from_saver(link.recv_bytes(messages.MAX_BYTES)))
+                self._receive(protocol.decode_from_saver(link.recv_bytes(protocol.MAX_BYTES)))
         except (EOFError, OSError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(CLOSE_TIMEOUT_S)
@@ -358,18 +358,18 @@ class ProcessSaver:
                 log.warning("the saver process has exited%s; another one writes %s", self._exit_cause(), pending.run.id)
             self._hand_over(pending)
 
-    def _receive(self, message: messages.FromSaver) -> None:
+    def _receive(self, message: protocol.FromSaver) -> None:
         pending = self._pending
         match message:
-            case messages.BytesWritten() if pending is not None:
+            case protocol.BytesWritten() if pending is not None:
                 pending.watch.advance(message.num_bytes)
-            case messages.Done() if pending is not None:
+            case protocol.Done() if pending is not None:
                 self._pending = None
                 pending.future.set_result(message.outcome)
-            case messages.Failed() if pending is not None:
+            case protocol.Failed() if pending is not None:
                 self._pending = None
-                pending.future.set_exception(messages.decode_error(message))
-            case messages.Free():
+                pending.future.set_exception(protocol.decode_error(message))
+            case protocol.Free():
                 self._free.set()
             case _:
                 log.warning("unexpected message %r from the saver process", type(message).__name__)
@@ -390,7 +390,7 @@ class _Pending:
     """A submitted job."""
 
     watch: Watch
-    run: messages.RunJob
+    run: protocol.RunJob
     num_tries: int
     """Remaining attempts."""
     future: Future[Outcome] = field(default_factory=Future)

@@ -20,8 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from strata.checkpoint.save import job as jobs
-from strata.checkpoint.saver import client
-from strata.checkpoint.saver import protocol as messages
+from strata.checkpoint.saver import client, protocol
 from strata.checkpoint.saver.executor import Executor
 from strata.errors import StrataError
 from strata.storage import Store, Watch, open_store
@@ -37,17 +36,17 @@ MAX_FINAL_STATISTICS_S = 2.0
 
 def main() -> None:
     link_fd, memory_fd, trainer_pid = (int(argument) for argument in sys.argv[1:4])
-    for number in messages.IGNORED_SIGNALS:
+    for number in protocol.IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, messages.IGNORED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, protocol.IGNORED_SIGNALS)
     logging.basicConfig(level=logging.WARNING, format="strata saver: %(message)s")
     link = Connection(link_fd)
-    place = messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES))
-    assert isinstance(place, messages.Open)
+    place = protocol.decode_to_saver(link.recv_bytes(protocol.MAX_BYTES))
+    assert isinstance(place, protocol.Open)
     try:
         store = open_store(place.url, place.storage_options)
     except StrataError as error:
-        link.send_bytes(messages.encode(messages.encode_error(error)))
+        link.send_bytes(protocol.encode(protocol.encode_error(error)))
         sys.exit(1)
     worker = _Worker(store, link, memory_fd)
     threading.Thread(target=_listen, args=(link, worker, trainer_pid), daemon=True).start()
@@ -63,12 +62,12 @@ def _listen(link: Connection, worker: _Worker, trainer_pid: int) -> None:
             ready = wait([link, *([trainer] if trainer is not None else [])])
             if link not in ready:
                 break
-            worker.receive(messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES)))
+            worker.receive(protocol.decode_to_saver(link.recv_bytes(protocol.MAX_BYTES)))
         while link.poll():  # sent before the trainer died
-            worker.receive(messages.decode_to_saver(link.recv_bytes(messages.MAX_BYTES)))
+            worker.receive(protocol.decode_to_saver(link.recv_bytes(protocol.MAX_BYTES)))
     except (EOFError, OSError):
         pass
-    worker.receive(messages.Close())
+    worker.receive(protocol.Close())
 
 
 def _open_pidfd(pid: int) -> int | None:
@@ -88,7 +87,7 @@ class _Worker:
         self._memory_fd = memory_fd
         self._map: mmap.mmap | None = None
         self._executor = Executor(store)
-        self._queue: queue.SimpleQueue[messages.RunJob | messages.Map | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[protocol.RunJob | protocol.Map | None] = queue.SimpleQueue()
         self._watch = Watch()
         self._running = ""
         self._cancelled: set[str] = set()
@@ -96,30 +95,30 @@ class _Worker:
         self._ends_at_s = math.inf
         self._sending = threading.Lock()
 
-    def receive(self, message: messages.ToSaver) -> None:
+    def receive(self, message: protocol.ToSaver) -> None:
         """Handle a message; jobs are queued."""
         match message:
-            case messages.RunJob() | messages.Map():
+            case protocol.RunJob() | protocol.Map():
                 self._queue.put(message)
-            case messages.Cancel():
+            case protocol.Cancel():
                 self._cancelled.add(message.id)
                 if self._running == message.id:
                     self._watch.cancel()
-            case messages.Release():
+            case protocol.Release():
                 self._stop.set()
-            case messages.Close():
+            case protocol.Close():
                 self._ends_at_s = time.monotonic() + MAX_FINAL_STATISTICS_S
                 self._queue.put(None)
 
     def work(self) -> None:
         """Run queued jobs until `Close`."""
         while (message := self._queue.get()) is not None:
-            if isinstance(message, messages.Map):
+            if isinstance(message, protocol.Map):
                 self._mapped(message.num_bytes)
             else:
                 self._run(message)
 
-    def _run(self, run: messages.RunJob) -> None:
+    def _run(self, run: protocol.RunJob) -> None:
         progress = _ProgressReporter(self._send)
         self._watch, self._running = Watch(progress.advance), run.id
         if run.id in self._cancelled:
@@ -130,17 +129,17 @@ class _Worker:
             snapshot = memory[: job.size_bytes]
             outcome = self._executor.run(job, snapshot, self._watch, is_retry=run.is_retry)
             progress.flush()
-            self._send(messages.Done(outcome))
+            self._send(protocol.Done(outcome))
         except Exception as error:
             if not isinstance(error, StrataError):
                 log.exception("checkpoint %s failed", run.id)
-            self._send(messages.encode_error(error))
+            self._send(protocol.encode_error(error))
         else:
             client.write_statistics(self._store, job, snapshot, self._must_stop)
         finally:
             self._running = ""
             self._stop.clear()
-            self._send(messages.Free())
+            self._send(protocol.Free())
 
     def _must_stop(self) -> bool:
         """Return whether statistics must stop: the next snapshot needs the memory, or `close()` waits."""
@@ -152,15 +151,15 @@ class _Worker:
             self._map = mmap.mmap(self._memory_fd, num_bytes, flags=flags)
         return memoryview(self._map)
 
-    def _send(self, message: messages.FromSaver) -> None:
+    def _send(self, message: protocol.FromSaver) -> None:
         with self._sending, contextlib.suppress(OSError):  # the trainer has exited
-            self._link.send_bytes(messages.encode(message))
+            self._link.send_bytes(protocol.encode(message))
 
 
 class _ProgressReporter:
     """Sends progress at most every `PROGRESS_EVERY_S`."""
 
-    def __init__(self, send: Callable[[messages.FromSaver], None]) -> None:
+    def __init__(self, send: Callable[[protocol.FromSaver], None]) -> None:
         self._send = send
         self._lock = threading.Lock()
         self._unsent = 0
@@ -178,7 +177,7 @@ class _ProgressReporter:
             num_bytes, self._unsent = self._unsent, 0
             self._sent_at_s = time.monotonic()
         if num_bytes:
-            self._send(messages.BytesWritten(num_bytes))
+            self._send(protocol.BytesWritten(num_bytes))
 
 
 if __name__ == "__main__":

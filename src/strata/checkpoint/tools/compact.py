@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.checkpoint.format import layout as layouts
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.dtypes import BY_NAME
+from strata.checkpoint.format.layout import CHUNK_BYTES
 from strata.checkpoint.format.manifest import CheckpointType, Slice
 from strata.checkpoint.format.shards import Box
 from strata.checkpoint.group.commit import publish
@@ -79,6 +79,6 @@ def _rewritten(store: Store, manifest: Manifest, id: str, watch: Watch) -> Manif
         full_bytes=written,
         written_bytes=written,
         model_hash=m.model_hash(tensors),
-        chunk_bytes=layouts.CHUNK_BYTES,
+        chunk_bytes=CHUNK_BYTES,
         why=f"compacted from {manifest.id}",
     )

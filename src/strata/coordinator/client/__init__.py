@@ -1,6 +1,7 @@
 """Clients of the coordinator: `CoordinatorClient` for blocking code, `AsyncCoordinatorClient` for asyncio.
 
-Both keep one session that survives lost connections. Imports `state` for its types and `wire`, never `serve`.
+Both keep one session that survives lost connections (`_link`). `_worker` is a registered worker: it collects reports
+and sends heartbeats. Imports `transport`, `wire` and, for its types, `state`; never `serve`.
 """
 
 from strata.coordinator.client._async import AsyncCoordinatorClient

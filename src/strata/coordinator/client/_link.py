@@ -69,7 +69,7 @@ _DOUBLE_EVERY = 10
 """After this many failed attempts, the time for one attempt doubles."""
 
 NEW_FRAMES_S = 1.0
-"""The least time for a bare connection whose address gRPC has just announced …"""
+"""Minimum time for a bare connection whose address gRPC has just announced …"""
 KNOWN_FRAMES_S = 0.25
 """… and for one that worked before: after a lost connection, a worker has half a second before it is declared dead."""
 FRAMES_AGAIN_S = 60.0

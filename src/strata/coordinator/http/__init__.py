@@ -1,6 +1,7 @@
 """The HTTP API for people, dashboards, probes and autoscalers: status, lists, events and metrics.
 
-Reads only, through the engine of `serve`. It never changes the state of a job.
+Reads only, through the engine of `serve`; it never changes the state of a job. May import `serve`, `journal` and
+`state`, never `client` or `relay`.
 """
 
 from strata.coordinator.http.app import make_app

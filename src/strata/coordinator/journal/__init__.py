@@ -1,7 +1,8 @@
 """The coordinator's durable state: a log of events with snapshots, verified when read, and the leadership that may
 write it.
 
-The journal stores bytes and knows no events. Implementations: memory, SQLite and PostgreSQL.
+The journal stores bytes and never interprets an event. Implementations: memory, SQLite and PostgreSQL. Of the
+coordinator, it imports only `config`.
 """
 
 from strata.coordinator.journal.base import Damage, Entry, Journal, Loaded, Record

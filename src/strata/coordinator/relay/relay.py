@@ -35,7 +35,7 @@ from strata.coordinator.serve.service import METHODS
 from strata.coordinator.serve.session import SessionHub
 from strata.coordinator.state.job import (
     DEFAULT_JOB,
-    CheckpointCommitted,
+    CheckpointAnnounced,
     CommandQueued,
     GenerationChanged,
     WorkerEventReported,
@@ -346,7 +346,7 @@ class RelayBackend:
             found = CommandQueued(queued.job_id, queued.worker_id, wire.decode_command(queued.command))
         elif notice.HasField("checkpoint_committed"):
             committed = notice.checkpoint_committed
-            found = CheckpointCommitted(committed.job_id, committed.checkpoint_id, committed.step)
+            found = CheckpointAnnounced(committed.job_id, committed.checkpoint_id, committed.step)
         elif events := wire.decode_worker_events([notice.worker_event_reported.event]):
             reported = notice.worker_event_reported
             found = WorkerEventReported(reported.job_id, reported.worker_id, events[0])

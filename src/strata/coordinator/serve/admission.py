@@ -275,7 +275,7 @@ class Account:
 class FairQueue:
     """Runs large requests in pieces, one piece per turn of the event loop.
 
-    The caller that has used the least time goes first (start-time fair queueing). A caller waits for the current piece
+    The caller with the lowest used time goes first (start-time fair queueing). A caller waits for the current piece
     and for callers with as little use, not for everything that others have queued.
     """
 
@@ -285,7 +285,7 @@ class FairQueue:
         """A heap, ordered by the time that the caller had used before."""
         self._numbers = itertools.count()
         self._used_s = 0.0
-        """The virtual time: the used time of the next caller, and the least that a returning caller is charged with."""
+        """The virtual time: the used time of the next caller, and the minimum charged to a returning caller."""
         self._scheduled = False
 
     def add(self, work: Iterator[None], account: Account) -> None:

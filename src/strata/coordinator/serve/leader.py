@@ -61,7 +61,7 @@ class Candidate:
                 raise _locked_error(state, leader)
 
     async def wait(self, report: Callable[[NotLeader], None]) -> Term | None:
-        """Stand by until this coordinator leads, or return None after `resign`. `report` receives the error to answer
+        """Wait until this coordinator leads, or return None after `resign`. `report` receives the error to answer
         with meanwhile.
         """
         while True:

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from strata.coordinator.state.checkpoints import CheckpointProgress
     from strata.coordinator.state.core import Core
     from strata.coordinator.state.events import CheckpointRecord
-    from strata.coordinator.state.job import Beat, Job, Recovery, Registration, ShardPage, Standing
+    from strata.coordinator.state.job import Beat, Job, Recovery, Registration, ShardPage
     from strata.coordinator.state.membership import Membership
+    from strata.coordinator.state.views import Standing
 
 log = logging.getLogger(__name__)
 

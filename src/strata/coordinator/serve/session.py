@@ -23,7 +23,7 @@ from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import limits
 from strata.coordinator.state.job import (
     DEFAULT_JOB,
-    CheckpointCommitted,
+    CheckpointAnnounced,
     CommandQueued,
     GenerationChanged,
     WorkerEventReported,
@@ -555,7 +555,7 @@ class SessionHub:
                 link_of_worker = self._links_by_worker.get((notice.job_id, notice.worker_id))
                 if link_of_worker is not None:
                     link_of_worker.notify(message)
-            elif isinstance(notice, CheckpointCommitted):
+            elif isinstance(notice, CheckpointAnnounced):
                 committed = pb.CheckpointCommitted(
                     job_id=notice.job_id, checkpoint_id=notice.checkpoint_id, step=notice.step
                 )

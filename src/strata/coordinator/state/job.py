@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from strata.coordinator.state import events as e
-from strata.coordinator.state import limits as checks
+from strata.coordinator.state import limits
 from strata.coordinator.state.barriers import BarrierEnded, Barriers, Released, Ticket
 from strata.coordinator.state.checkpoints import RESTORABLE, Checkpoints
 from strata.coordinator.state.commands import Commands
 from strata.coordinator.state.membership import MAX_FENCE, Membership
 from strata.coordinator.state.shards import ShardBook
+from strata.coordinator.state.views import Standing
 from strata.errors import JobInUse, StaleGeneration, StaleIncarnation, UnknownJob
 from strata.printing import counted
 
@@ -51,8 +52,8 @@ class CommandQueued:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointCommitted:
-    """To be sent to those who watch the job once it is durable."""
+class CheckpointAnnounced:
+    """Sent to sessions that watch the job, once it is durable."""
 
     job_id: str
     checkpoint_id: str
@@ -61,14 +62,14 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEventReported:
-    """To be sent to those who watch the job. Heartbeats are not durable, so this is not either."""
+    """Sent to sessions that watch the job. Not durable, because heartbeats are not."""
 
     job_id: str
     worker_id: str
     event: WorkerEvent
 
 
-Notice = GenerationChanged | CommandQueued | BarrierEnded | CheckpointCommitted | WorkerEventReported
+Notice = GenerationChanged | CommandQueued | BarrierEnded | CheckpointAnnounced | WorkerEventReported
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,6 @@ class ShardPage:
     generation: int
     shards: list[Shard]
     next_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A worker's place in the membership."""
-
-    generation: int
-    rank: int
-    world_size: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +267,8 @@ class Job:
 
     def report_suspicion(self, worker_id: str, fence: int, reason: str, *, now_s: float) -> None:
         """Mark a worker as suspect because its relay lost the connection to it."""
-        checks.check_text(reason, "reason")
-        checks.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
+        limits.check_text(reason, "reason")
+        limits.check_count(fence, "incarnation", least=1, most=MAX_FENCE)
         self.membership.member(worker_id, fence)
         self.membership.suspect(worker_id, fence, now_s, reason)
 
@@ -357,7 +348,7 @@ class Job:
         arriving = dict.fromkeys([worker_id, *(other for other, _ in others)])
         for arrival in ((worker_id, fence), *others):
             self.membership.fenced(*arrival, generation)
-        wait_s = timeout_s and checks.check_number(timeout_s, "timeout_s", least=0.001, most=config.max_timeout_s)
+        wait_s = timeout_s and limits.check_number(timeout_s, "timeout_s", least=0.001, most=config.max_timeout_s)
         for worker in arriving:
             self.barriers.check(self.membership, worker, barrier_id, step, members)
         release = self.barriers.released.get((barrier_id, step))
@@ -391,7 +382,7 @@ class Job:
         committed = self.checkpoints.commit(self.membership, spec.checkpoint_id, wall_s)
         self._emit(committed)
         if committed:
-            self._outbox.notices.append(CheckpointCommitted(self.job_id, spec.checkpoint_id, spec.step))
+            self._outbox.notices.append(CheckpointAnnounced(self.job_id, spec.checkpoint_id, spec.step))
         return self.checkpoints.progress(spec.checkpoint_id, self.membership)
 
     def latest_checkpoint(self, kinds: Sequence[e.CheckpointKind]) -> e.CheckpointRecord | None:

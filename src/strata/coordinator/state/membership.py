@@ -272,13 +272,13 @@ class Membership:
             raise StaleIncarnation("incarnation is 0; send the one returned by RegisterWorker", field="incarnation")
         member = self.member(worker_id, fence)
         if self.changes or generation != self.generation:
-            stands = self.generation + bool(self.changes)
+            current = self.generation + bool(self.changes)
             reason = self._changes_in_words() if self.changes else self.generation_reason
             raise StaleGeneration(
-                f"generation {generation} is over, the current one is {stands} ({reason}); "
+                f"generation {generation} is over, the current one is {current} ({reason}); "
                 "fetch your shards again and retry with the new generation",
                 field="generation",
-                generation=stands,
+                generation=current,
             )
         return member
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.events import DatasetSpec
     from strata.coordinator.state.membership import Membership
 
-NOBODY = 0
+NO_OWNER = 0
 """The owner of a shard while a job has no members; incarnations start at 1."""
 MAX_EPOCH = 2**40
 
@@ -57,7 +57,7 @@ class Dataset:
         self.spec = spec
         self.epoch = 0
         self.keys = ring.shard_keys(spec.dataset_id, spec.num_shards, spec.seed)
-        self.owners: NDArray[np.int64] = np.full(spec.num_shards, NOBODY, dtype=np.int64)
+        self.owners: NDArray[np.int64] = np.full(spec.num_shards, NO_OWNER, dtype=np.int64)
         self.done: NDArray[np.bool_] = np.zeros(spec.num_shards, dtype=np.bool_)
         self.num_done = 0
         self._starts = np.cumsum([0, *(s.num_samples for s in spec.shards)]) if spec.shards else None
@@ -168,7 +168,7 @@ class ShardBook:
             capacities=[m.joined.capacity for m in members.members.values()],
             current=current if (current >= 0).any() else None,
         )
-        target = incarnations[chosen] if len(incarnations) else np.full_like(owners, NOBODY)
+        target = incarnations[chosen] if len(incarnations) else np.full_like(owners, NO_OWNER)
         moved = np.flatnonzero(target != dataset.owners)
         if not len(moved):
             return []

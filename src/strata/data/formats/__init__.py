@@ -1,6 +1,8 @@
 """File formats, each behind the port in `base.py`: Parquet, ORC, Arrow, CSV, JSON.
 
-May import `source`, `filter`, `memory` and `pyarrow_private`. Never decides which rows come when: that is `order`.
+`text` and `records` are shared by CSV and JSON, `damage` by all. The suffixes by which a format is detected are in
+`source/paths.py`. May import `source`, `filter`, `memory` and `pyarrow_private`. Never decides which rows come when:
+that is `order`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ A file is a sequence of *row groups*, the smallest parts that can be decoded on 
 stripe, an Arrow record batch, or a byte range of text that ends with a record. The number of rows of each row group is
 known before it is decoded, because the row order of a dataset is computed from these numbers. In code a row group is a
 `Unit`, so that it is not confused with that of Parquet.
+
+A format implements `Format`, and its `open` returns a `Reader`. The other protocols are optional: a format or a reader
+that implements one is asked for more (`isinstance`), such as the byte ranges to prefetch.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def plan_table(
             since 1970.
         schema_id: The schema to use; None uses the current one, or that of the snapshot if one was requested.
         split_bytes: The approximate bytes of a split.
-        split_rows: The most rows of a split.
+        split_rows: The maximum number of rows of a split.
         on_error: "skip" leaves out damaged or missing data files and lists them in `Plan.pruning`.
         on_empty: "empty" returns a plan without rows instead of raising NoData.
         num_threads: The number of files to inspect at once.

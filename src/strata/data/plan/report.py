@@ -120,7 +120,7 @@ def _format_indices(index: npt.NDArray[np.int64]) -> str:
 
 
 def _name(name: str) -> str:
-    """Shorten a long name to its end, which tells more than its start; control characters are escaped."""
+    """Shorten a long name to its end, which is more specific than its start; control characters are escaped."""
     shown = printable(name)
     return shown if len(shown) <= _MAX_NAME else "…" + shown[-(_MAX_NAME - 1) :]
 
@@ -179,7 +179,7 @@ def _files(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if then[name][0] == here[name][0] and then[name][1] != here[name][1]
     ]
     reasons = []
-    # Another filter adds and removes files by itself, depending on which rows pass.
+    # Another filter alone adds and removes files, depending on which rows pass.
     if same_filter:
         reasons += _named("added", sorted(here.keys() - then.keys()))
         reasons += _named("removed", sorted(then.keys() - here.keys()))

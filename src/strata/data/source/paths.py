@@ -103,7 +103,7 @@ def discover(
 
 
 def format_of(name: str) -> str | None:
-    """Return the format that a name's suffix stands for."""
+    """Return the format of a name's suffix."""
     stem, _, last = name.lower().rpartition(".")
     if stem and f".{last}" in COMPRESSED:
         stem, _, last = stem.rpartition(".")

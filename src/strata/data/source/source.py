@@ -162,7 +162,7 @@ def translate_errors(name: str) -> Iterator[None]:
 
 
 def translate_error(error: OSError, name: str) -> DataFileMissing | StorageError:
-    """Return the error of Strata that stands for an `OSError` of a file system."""
+    """Return the Strata error for an `OSError` of a file system."""
     unquoted = _QUOTED.sub("", str(error))
     name, text = without_secrets(name), without_secrets(str(error))
     text = text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"

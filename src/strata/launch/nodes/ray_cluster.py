@@ -2,7 +2,7 @@
 
 Every worker has its own actor in a bundle of a placement group (`ray_actor.py`). The minimum number of workers is one
 group, which Ray places as a whole, so that two runs never each hold half of a cluster and wait for the other half. Each
-further worker is a group by itself: it joins when there is room, the run does not wait for it, and an autoscaler sees
+further worker is a separate group: it joins when there is room, the run does not wait for it, and an autoscaler sees
 the demand. When a node is lost, Ray places its bundles elsewhere as soon as possible, and each gets a new actor, which
 joins the run. Everything else is the supervisor's task.
 

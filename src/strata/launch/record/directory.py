@@ -10,7 +10,7 @@ or after its agent was killed:
     checkpoints/, coordinator.db
     lock                        held by the agent
 
-The status still says `running` after its agent was killed. Therefore it identifies its writer: the process id, the
+The status is still `running` after its agent was killed. Therefore it identifies its writer: the process id, the
 start time of that process and the boot, since process ids are reused.
 """
 

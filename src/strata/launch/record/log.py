@@ -56,7 +56,7 @@ def append(path: Path, data: bytes, *, max_bytes: int) -> None:
 class LogReader:
     """Read a log from where the last read ended, across rotations.
 
-    The file is not kept open, since there may be thousands. Its inode and its first bytes (inodes are reused) tell
+    The file is not kept open, since there may be thousands. Its inode and its first bytes (inodes are reused) show
     whether it was rotated since.
     """
 

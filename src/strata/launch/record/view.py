@@ -240,7 +240,7 @@ def _footer(view: RunView, width: int) -> list[Text]:
     room = max(width - _LABEL, 1)
     path = printable(view.directory)
     if len(path) > room:
-        path = f"…{path[len(path) - room + 1 :]}"  # its end tells more than its start
+        path = f"…{path[len(path) - room + 1 :]}"  # its end is more specific than its start
     rows = [("checkpoint", printable(view.checkpoint)), ("last event", printable(view.last_event)), ("directory", path)]
     return [
         Text(no_wrap=True, overflow="ellipsis").append(f"{what:<{_LABEL}}", style="dim").append(text)

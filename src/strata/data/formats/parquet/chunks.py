@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 MAX_LEARNED_LEAVES = 64
-"""The most leaves of a file that is compiled to a regular expression, at about 0.2 ms per leaf."""
+"""The maximum number of leaves of a file that is compiled to a regular expression, at about 0.2 ms per leaf."""
 MAX_LEARNED = 16
 MAX_REMEMBERED = 4096
 """Footers that have passed, by file version."""

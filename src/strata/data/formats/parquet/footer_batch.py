@@ -61,7 +61,7 @@ class CommonParts:
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroups:
+class FooterRowGroups:
     """The individual part of a footer."""
 
     num_rows: int
@@ -160,7 +160,7 @@ class _Inspection:
         self, family: _Family, tails: Mapping[int, ParquetTail], found: Mapping[int, Result]
     ) -> dict[int, Result]:
         """Return the results of all remaining files that belong to the family."""
-        parts: dict[int, RowGroups] = {}
+        parts: dict[int, FooterRowGroups] = {}
         for number, tail in tails.items():
             if (
                 number not in found
@@ -203,7 +203,7 @@ def _learn(footer: Footer, tail: ParquetTail) -> _Family | None:
     return family
 
 
-def _parsed(family: _Family, parts: Mapping[int, RowGroups], files: Sequence[DataFile]) -> dict[int, _Member]:
+def _parsed(family: _Family, parts: Mapping[int, FooterRowGroups], files: Sequence[DataFile]) -> dict[int, _Member]:
     """Parse the row groups of several files as one footer.
 
     Raises:
@@ -245,7 +245,7 @@ def common_parts_of(footer: bytes) -> CommonParts | None:
     return CommonParts(head, footer[scanner.at :])
 
 
-def row_groups_of(footer: bytes, layout: CommonParts) -> RowGroups | None:
+def row_groups_of(footer: bytes, layout: CommonParts) -> FooterRowGroups | None:
     """Return the row groups of a footer; None if it has another layout."""
     if not footer.startswith(layout.head) or not footer.endswith(layout.tail):
         return None
@@ -255,10 +255,10 @@ def row_groups_of(footer: bytes, layout: CommonParts) -> RowGroups | None:
     except ThriftDamaged:
         return None
     end = len(footer) - len(layout.tail)
-    return RowGroups(num_rows, num_groups, footer[scanner.at : end]) if scanner.at <= end else None
+    return FooterRowGroups(num_rows, num_groups, footer[scanner.at : end]) if scanner.at <= end else None
 
 
-def join_footers(layout: CommonParts, parts: list[RowGroups]) -> bytes:
+def join_footers(layout: CommonParts, parts: list[FooterRowGroups]) -> bytes:
     """Return a footer with the row groups of all files."""
     own = b"".join(
         [

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 IndexDamaged = ThriftDamaged
 
 MAX_CHUNKS = 50_000
-"""The most column chunks of a file whose index is read: Python scans the footer at about 10 µs per chunk."""
+"""Maximum number of column chunks of a file whose index is read: Python scans the footer at about 10 µs per chunk."""
 _REPEATED = 2
 _WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 """Bytes of a value in statistics, by physical type: boolean, int32, int64, int96, float, double."""
