@@ -111,7 +111,7 @@ class DataSourceContract:
         assert names_of(place.discover("*/part-*.parquet")) == ["d1/part-0.parquet", "d2/part-2.parquet"]
         assert names_of(place.discover("**/part-[12].parquet")) == ["d1/e/part-1.parquet", "d2/part-2.parquet"]
         assert names_of(place.discover("d2/part-?.bin")) == ["part-3.bin"]
-        with pytest.raises(NoData, match="nothing was found"):
+        with pytest.raises(NoData, match="no file was found"):
             place.discover("*/part-*.orc")
 
     def test_lists_select_files_and_directories(self, place: DataPlace) -> None:
