@@ -125,7 +125,7 @@ def test_a_filter_that_cannot_be_asked_is_refused(table: Table) -> None:
     with pytest.raises(SchemaMismatch, match="uses column 'idd', which does not exist; did you mean 'id'") as refused:
         load(table, filters="idd > 3")
     assert refused.value.field == "filters"
-    with pytest.raises(InvalidArgument, match="give a pyarrow expression"):
+    with pytest.raises(InvalidArgument, match="pass a pyarrow expression"):
         load(table, filters=3)
 
 

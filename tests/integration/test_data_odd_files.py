@@ -7,6 +7,7 @@ import decimal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.orc as paorc
@@ -187,3 +188,19 @@ def test_an_orc_file_with_an_unknown_codec_is_not_reported_as_truncated(tmp_path
     path.write_bytes(data)
     with pytest.raises(DataFileInvalid, match=r"intact.*brotli.*zstd"):
         StructuredDataset.create_dataloader(str(path), format="orc", cache=False)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_damage_found_by_a_decode_worker_is_located(tmp_path: Path, worker_type: Any) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": range(4_000)}), path, row_group_size=1_000, compression="snappy")
+    start = pq.read_metadata(path).row_group(2).column(0).data_page_offset
+    loader, _ = StructuredDataset.create_dataloader(
+        str(path), output_format="arrow", worker_type=worker_type, num_workers=1, cache=False
+    )
+    with path.open("r+b") as damaged:
+        damaged.seek(start + 50)
+        damaged.write(b"\xff" * 1_000)
+    with pytest.raises(DataFileInvalid, match="row group 2, which begins with row 2000") as caught:
+        list(loader)
+    assert (caught.value.path, caught.value.row_group) == (str(path), 2)

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from strata.data.runtime.decoder import ThreadDecoder
 from strata.data.runtime.metrics import State, WorkerMetrics, WorkerRecorder
-from strata.errors import BY_KIND, DataWorkerDied, ForkedProcess, InvalidArgument, StrataError
+from strata.errors import BY_KIND, DataFileInvalid, DataWorkerDied, ForkedProcess, InvalidArgument, StrataError
 from strata.lifecycle import Home, finalize, renewed
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class _Failed(msgspec.Struct, frozen=True, tag=True):
     kind: str
     message: str
     field: str = ""
+    path: str = ""
+    row_group: int | None = None
 
 
 class ProcessDecoder:
@@ -219,6 +221,8 @@ def _mapped(handle: int, num_bytes: int) -> pa.Table:
 
 def _rebuilt(failed: _Failed) -> StrataError:
     kind = BY_KIND.get(failed.kind, StrataError)
+    if issubclass(kind, DataFileInvalid):
+        return kind(failed.message, field=failed.field, path=failed.path, row_group=failed.row_group)
     return kind(failed.message, field=failed.field)
 
 
@@ -238,10 +242,10 @@ def _serve(connection: Connection[Any, Any], recipe: Recipe) -> None:
             try:
                 handle, num_bytes = _written(decoder.decode(number))
             except StrataError as error:
-                _send_failure(connection, type(error).__name__, error.message, error.field)
+                _send_failure(connection, _failure_of(error))
                 continue
             except Exception as error:  # noqa: BLE001 - the parent raises it
-                _send_failure(connection, "DataError", f"{type(error).__name__}: {error}", "")
+                _send_failure(connection, _Failed("DataError", f"{type(error).__name__}: {error}"))
                 continue
             try:
                 connection.send_bytes(msgspec.json.encode(_Done(num_bytes, recorder.snapshot())))
@@ -258,8 +262,15 @@ def _end_with_parent(handle: int) -> None:
     os._exit(1)
 
 
-def _send_failure(connection: Connection[Any, Any], kind: str, message: str, field: str) -> None:
-    failed = _Failed(kind, message[: MAX_MESSAGE_BYTES // 8], field)
+def _failure_of(error: StrataError) -> _Failed:
+    failed = _Failed(type(error).__name__, error.message, error.field)
+    if isinstance(error, DataFileInvalid):
+        failed = msgspec.structs.replace(failed, path=error.path, row_group=error.row_group)
+    return failed
+
+
+def _send_failure(connection: Connection[Any, Any], failed: _Failed) -> None:
+    failed = msgspec.structs.replace(failed, message=failed.message[: MAX_MESSAGE_BYTES // 8])
     connection.send_bytes(b"-" + msgspec.json.encode(failed))
 
 
