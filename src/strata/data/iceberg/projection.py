@@ -97,11 +97,11 @@ class IcebergProjection:
         return unit.num_rows - len(self._deleted_in(unit))
 
     def apply(self, table: pa.Table, unit: Unit, columns: Sequence[str]) -> pa.Table:
-        gone = self._deleted_in(unit)
-        num_rows = unit.num_rows - len(gone)
-        if len(gone) and table.num_columns:
+        deleted = self._deleted_in(unit)
+        num_rows = unit.num_rows - len(deleted)
+        if len(deleted) and table.num_columns:
             kept = np.ones(unit.num_rows, dtype=np.bool_)
-            kept[gone - unit.first_row] = False
+            kept[deleted - unit.first_row] = False
             table = table.filter(pa.array(kept))
         if not columns:
             return pa.table({"rows": pa.nulls(num_rows)}).select([])
