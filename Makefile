@@ -38,6 +38,10 @@ test-slow: setup system-packages ## Tests that take longer: many kills, long wai
 test-pythons: ## The pure suites on every Python from 3.11 to 3.13 that is installed
 	@scripts/test_pythons.sh $(ARGS)
 
+.PHONY: test-oldest
+test-oldest: setup ## The data tests with the oldest pyarrow that pyproject.toml admits
+	$(BIN)/python scripts/test_oldest_pyarrow.py $(ARGS)
+
 .PHONY: soak
 soak: setup ## Simulated jobs, then real runs that are killed, with new seeds until one fails (MINUTES=30 in all, JOBS=2)
 	$(BIN)/python tests/simulation/run.py --minutes $$(( $(MINUTES) / 2 )) --jobs $(JOBS)
