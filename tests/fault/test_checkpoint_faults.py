@@ -617,6 +617,7 @@ def test_an_empty_store_and_an_unavailable_one_raise_different_errors(
             manager.load()
 
 
+@pytest.mark.slow
 def test_a_save_survives_a_restart_of_the_server(weed: S3Server) -> None:
     """Which takes some 20 s: the server waits for itself to be elected."""
     options = weed.options(piece_bytes=5 * MIB, concurrency=2)

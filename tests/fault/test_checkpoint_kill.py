@@ -378,6 +378,7 @@ def test_a_process_that_is_killed_at_any_call_of_the_store_loses_nothing_that_wa
         check_recovers(place, ended.durable)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_at_any_call_loses_nothing_on_s3(s3: S3Server, parent: Parent) -> None:
     """In the middle of an upload, too; its parts are for the bucket's lifecycle rule, and no listing shows them."""
     num_bytes = 12 * MIB

@@ -21,6 +21,7 @@ SLACK_BYTES = 8 * MIB
 """What an allocator keeps: it levels off some 5 MiB higher after 600 saves, and what leaks 50 KB a save is found."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("saver", SAVERS)
 def test_200_saves_hold_no_more_than_20(tmp_path: Path, saver: str) -> None:
@@ -42,6 +43,7 @@ def test_200_saves_hold_no_more_than_20(tmp_path: Path, saver: str) -> None:
     assert len(list(tmp_path.iterdir())) == 2, "as many as are kept"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tensors", [1, 16, 4_096])
 def test_a_save_holds_the_state_and_one_copy_and_a_load_holds_the_state_and_little_more(
     tmp_path: Path, num_tensors: int

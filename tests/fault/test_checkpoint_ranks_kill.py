@@ -254,6 +254,7 @@ def test_with_a_coordinator_a_death_is_known_long_before_the_timeout(jobs: Any, 
         assert not (tmp_path / given_up / "manifest.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("moment", ["claim", "part"])
 @pytest.mark.timeout(120)

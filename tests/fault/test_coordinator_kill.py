@@ -232,6 +232,7 @@ def test_the_scenario_without_a_kill_reaches_every_point(undisturbed: Undisturbe
     assert (job["generation"], job["last_command_id"], job["commands"]) == (4, 1, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", RUNNING)
 def test_a_kill_at_any_point_loses_nothing_acknowledged_and_gives_the_same_result(
     point: str, undisturbed: Undisturbed, nursery: Nursery, tmp_path: Path

@@ -221,6 +221,7 @@ async def when(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "token"),
     [("/grpc.health.v1.Health/Check", ""), (f"/{wire.SERVICE}/ListJobs", READER), (f"/{wire.SERVICE}/Session", READER)],

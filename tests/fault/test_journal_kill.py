@@ -259,6 +259,7 @@ def test_a_kill_at_any_point_of_creating_a_state_leaves_a_new_state(tmp_path: Pa
     assert found == [Loaded(snapshot=None, snapshot_seq=0, records=[])] * len(found)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_point_of_a_repair_is_finished_by_the_next_start(tmp_path: Path) -> None:
     template = tmp_path / "template"
     path = template / "coordinator.db"

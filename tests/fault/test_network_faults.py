@@ -186,6 +186,7 @@ def test_a_worker_that_receives_nothing_drops_its_connection_and_then_its_shards
     job.check_done_once(stop(lost, survivor))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "wait", "num_connections"),
     [(cut_whole, until_missed, 1), (cut_whole, until_hung_up, 2), (cut_words, until_noticed, 2)],

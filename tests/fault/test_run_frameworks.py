@@ -130,6 +130,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
 PAGES = ("lightning", "transformers", "accelerate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_a_killed_and_stopped_run_has_the_weights_of_an_undisturbed_one(job: Any, page: str) -> None:
     calm = job(page, "calm", "--workers", "2")
@@ -149,7 +150,7 @@ def test_a_killed_and_stopped_run_has_the_weights_of_an_undisturbed_one(job: Any
     disturbed.run.wait_for_step(1, 18)
     disturbed.run.ask(Stop())
     disturbed.ended()
-    stopped_at = disturbed.run.found(1, 0, r"stopping after step (\d+), .*")[1]
+    stopped_at = disturbed.run.found(1, 0, r"saved step (\d+) and stopping: .*")[1]
     disturbed.open(1_000)
     disturbed.run.resume()
     assert disturbed.run.wait_for(2, 0, r"restored ([1-9]\d*)")[1] == stopped_at  # in the second
@@ -157,6 +158,7 @@ def test_a_killed_and_stopped_run_has_the_weights_of_an_undisturbed_one(job: Any
     assert disturbed.digest == calm.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_with_fewer_and_more_workers_every_row_still_counts_once_per_epoch(job: Any, page: str) -> None:
     scaled = job(page, "scaled", "--workers", "1:2")

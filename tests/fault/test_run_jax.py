@@ -101,6 +101,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert np.array_equal(np.asarray(found["key"]["key_data"]), np.asarray(expected["key"]["key_data"]))
 
 
+@pytest.mark.slow
 def test_a_killed_single_process_resumes_from_its_checkpoint(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
     process = start_alone(tmp_path / "job", rows)
     assert process.stdout is not None

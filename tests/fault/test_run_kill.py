@@ -131,6 +131,7 @@ def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_p
     assert [event["what"] for event in run.events()].count("failed") == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_one(
     job: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_
     assert checked(run, 2) == undisturbed(2)
 
 
+@pytest.mark.slow
 def test_a_standby_takes_over_from_a_killed_coordinator_without_disturbing_the_run(
     job: Any, undisturbed: Any, nursery: Any, tmp_path: Path
 ) -> None:

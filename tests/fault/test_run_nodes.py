@@ -134,6 +134,7 @@ def test_a_remote_worker_and_the_coordinator_die_then_its_machine_leaves_and_eve
     assert [event["attempt"] for event in a.events() if event["what"] == "failed"] == [0]
 
 
+@pytest.mark.slow
 def test_a_partitioned_machine_rejoins_and_takes_over_when_the_leader_dies(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b", workers="1:2")
     a.wait_for_step(0, 12)
@@ -158,6 +159,7 @@ def test_a_partitioned_machine_rejoins_and_takes_over_when_the_leader_dies(clust
     until(lambda: not processes_with(f"STRATA_RUNS_DIR={a.place}"), "its workers died with it")
 
 
+@pytest.mark.slow
 def test_below_the_minimum_a_run_waits_can_be_stopped_and_starts_when_all_nodes_have_joined(cluster: Cluster) -> None:
     a, b = cluster.start("a", "b")
     b.wait_for_step(0, 12, rank=1)

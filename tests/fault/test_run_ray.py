@@ -90,6 +90,7 @@ def checked(run: Run, num_workers: int) -> str:
     return digests.pop()
 
 
+@pytest.mark.slow
 def test_actors_and_nodes_that_are_killed_cost_no_row(ray: RayNodes, job: Callable[..., Run]) -> None:
     ray.have(2)  # one more than it needs: where the worker of a node that is killed can go
     run = job("killed", "--engine", "ray", "--address", ray.address, "--workers", "2", "--max-restarts", "10")
@@ -109,6 +110,7 @@ def test_actors_and_nodes_that_are_killed_cost_no_row(ray: RayNodes, job: Callab
     assert checked(run, 2) == checked(local, 2)
 
 
+@pytest.mark.slow
 def test_a_run_grows_onto_a_node_that_joins_later_over_the_network(ray: RayNodes, job: Callable[..., Run]) -> None:
     """Not all workers fit, so other machines may join: the directory is copied, with TLS and a token."""
     ray.have(0)
@@ -138,7 +140,7 @@ def test_without_a_shared_place_for_checkpoints_machines_cannot_work_together(
     run.start()
     code, said = run.wait()
     assert code == 2
-    assert "name a place that all of them reach" in said
+    assert "pass a location that all of them reach" in said
 
 
 def listened_at(process: psutil.Process) -> set[str]:
@@ -178,6 +180,7 @@ def test_a_function_runs_on_a_cluster_of_this_machine(ray: RayNodes, call: Calla
     assert json.loads(said) == [[0, 2, "here"], [1, 2, "here"]]
 
 
+@pytest.mark.slow
 def test_a_function_runs_over_the_network_if_all_reach_its_checkpoints(ray: RayNodes, call: Callable[..., Any]) -> None:
     """Not all workers fit, as above; all machines share the directory of runs."""
     ray.have(0)

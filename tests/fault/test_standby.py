@@ -365,6 +365,7 @@ def test_a_second_leader_is_refused_while_the_first_renews(
     assert "--standby" in errors
 
 
+@pytest.mark.slow
 def test_the_leader_survives_a_database_crash_under_load(postgres: PostgresServer, postgres_pair: Pair) -> None:
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):

@@ -99,6 +99,7 @@ EVERY_CALL: dict[str, Callable[[Store, memoryview], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", EVERY_CALL)
 @pytest.mark.parametrize("status", [503, 500, 429])
 def test_every_call_survives_a_server_that_is_busy_for_a_while(
@@ -115,6 +116,7 @@ def test_every_call_survives_a_server_that_is_busy_for_a_while(
     assert ("small" in keys_of(sound)) == (call != "delete")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["create upload", "put part", "complete upload"])
 @pytest.mark.parametrize(
     "fault",
@@ -142,6 +144,7 @@ def test_an_interrupted_download_is_retried(sound: Store, faulty: Store, proxy: 
     assert faulty.get("large", max_bytes=12 * MIB) == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["put", "put if absent", "put_large", "get", "size", "walk", "delete"])
 def test_a_request_that_hangs_times_out_and_is_retried(
     s3: S3Server, sound: Store, proxy: FaultyProxy, call: str

@@ -78,6 +78,7 @@ def test_saves_and_loads_are_measured_with_the_given_sizes(tmp_path: Path) -> No
     assert found["first_stall_over_warm"] == pytest.approx(found["first_stall_ms"] / found["stall_ms"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_s3_is_compared_with_plain_obstore_and_its_server_ends(
     s3: S3Server, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

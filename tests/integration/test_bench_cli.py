@@ -92,6 +92,7 @@ def quick(module: str, cwd: Path, **environment: str) -> dict[str, dict[str, flo
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["coordinator_acks", "coordinator_barrier", "coordinator_detect", "coordinator_takeover"]
 )

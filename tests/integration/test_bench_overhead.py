@@ -24,6 +24,7 @@ KEYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contender", sorted(KEYS))
 @pytest.mark.timeout(120)
 def test_the_benchmark_reports_its_figures(contender: str) -> None:

@@ -110,7 +110,7 @@ def test_a_coordinator_yaml_in_the_current_directory_is_used_and_announced(tmp_p
     refused = strata("coordinator", cwd=tmp_path)
 
     assert refused.returncode == ExitCode.USAGE
-    assert refused.stderr.startswith("using ./coordinator.yaml\nerror: network.transport='rdma' is not built yet")
+    assert refused.stderr.startswith("using ./coordinator.yaml\nerror: network.transport='rdma' is not available yet")
 
 
 def test_a_traceback_is_shown_only_on_request(tmp_path: Path) -> None:

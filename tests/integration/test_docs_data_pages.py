@@ -121,6 +121,7 @@ def test_two_ranks_of_ddp_take_the_same_steps_and_see_every_row_once(place: Path
     assert sum(num_rows for _, _, num_rows, _ in told) == total < 12_500
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_what_is_shown_for_libraries_runs_with_them(place: Path, tmp_path: Path) -> None:
     (tmp_path / "clicks").symlink_to(place / "clicks")  # the libraries write into the directory they run in

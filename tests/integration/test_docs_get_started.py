@@ -75,6 +75,7 @@ def strata(place: Path) -> Callable[[str], subprocess.Popen[str]]:
     return start
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_reader_kills_a_worker_and_gets_the_same_weights(strata: Callable[[str], subprocess.Popen[str]]) -> None:
     printed = {}

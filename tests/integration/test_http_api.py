@@ -514,6 +514,7 @@ def test_an_invalid_token_file_is_reported_and_the_old_tokens_stay(nursery: Nurs
 # -- arbitrary requests --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_schemathesis_finds_no_5xx_and_no_undocumented_answer(busy: CoordinatorProcess, tmp_path: Path) -> None:
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     found = subprocess.run(

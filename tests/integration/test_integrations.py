@@ -146,6 +146,7 @@ def stateful_loader(_: Any) -> Any:
     return stateful.StatefulDataLoader(Rows(), batch_size=BATCH_SIZE, shuffle=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_loader", [our_loader, map_loader, stateful_loader])
 @pytest.mark.parametrize(
     ("die_at", "restored", "options"),
@@ -248,6 +249,7 @@ def train(
         return weights(model), evaluated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_loader", [None, our_loader, map_loader])
 @pytest.mark.parametrize(
     ("die_at", "restored", "options"),
