@@ -218,7 +218,7 @@ def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason_firs
     assert "rank 1: exit code 1: ValueError: row" in first
     assert "3 times in a row at the same step" in said
     assert "is bad" in said
-    assert [event["what"] for event in run.events()].count("failed") == 3
+    assert [event["what"] for event in run.events()].count("failed") == 3, run.events()
 
 
 def test_a_script_for_torchrun_starts_unchanged(job: Any, tmp_path: Path) -> None:

@@ -155,8 +155,8 @@ class Agent:
     async def _receive(self) -> None:
         while True:
             event = await self._nodes.next_event()
-            if self.supervisor.phase is Phase.STOPPING and len(self.supervisor.running) == 1:
-                await self._fetch_checkpoint()  # the one just saved decides which world size can resume
+            if len(self.supervisor.running) == 1 and self._needs_checkpoint():
+                await self._fetch_checkpoint()
             self.supervisor.room = self._nodes.room  # a lost node reports the exits of its workers first
             if isinstance(event, RoomChanged):
                 actions = self.supervisor.room_changed(
@@ -168,6 +168,15 @@ class Agent:
                     self.supervisor.advanced(event.step)
                 actions = self.supervisor.exited(event, now_s=self._now_s())
             await self._act(actions)
+
+    def _needs_checkpoint(self) -> bool:
+        """Whether the next decision depends on the last checkpoint, which we may not know yet.
+
+        A checkpoint saved for a stop decides which world size can resume. Failures of a program count as alike only if
+        they follow the same checkpoint.
+        """
+        cause = self.supervisor.cause
+        return self.supervisor.phase is Phase.STOPPING or (cause is not None and cause.code > 0)
 
     async def _tick(self) -> None:
         while True:
