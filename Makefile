@@ -35,7 +35,7 @@ test-slow: setup system-packages ## Tests that take longer: many kills, long wai
 	$(BIN)/python scripts/run_tests.py --suite slow --jobs $(JOBS) --waiting-jobs $(WAITING_JOBS)
 
 .PHONY: test-pythons
-test-pythons: ## The pure suites on every Python from 3.11 to 3.13 that is installed
+test-pythons: ## The pure suites on every installed Python from 3.11 to 3.13
 	@scripts/test_pythons.sh $(ARGS)
 
 .PHONY: test-oldest

@@ -2,9 +2,11 @@
 # Runs the pure suites on every supported Python that is installed, each in an environment of its own (.venv-3.12, …).
 #   scripts/test_pythons.sh              all of them
 #   scripts/test_pythons.sh 3.13         this one only
-# Interpreters are looked for on PATH and among pyenv's versions. A version that is missing is listed at the end.
+# Interpreters are looked for on PATH and among pyenv's versions. The environments have the pins of the lock file. Where
+# pip finds only a CUDA build of torch for a version, torch is left out there, and with it the test files that import it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+lock=requirements/dev.txt
 
 find_python() {
   local candidate
@@ -14,18 +16,35 @@ find_python() {
   return 1
 }
 
-tested=() missing=() failed=()
-for version in "${@:-3.11 3.12 3.13}"; do
-  for minor in $version; do
-    if ! python=$(find_python "$minor"); then missing+=("$minor"); continue; fi
-    PYTHON=$python VENV=.venv-$minor scripts/setup_venv.sh dev
-    echo "python $minor: $(".venv-$minor/bin/python" --version)"
-    if ".venv-$minor/bin/pytest" -q -n "${JOBS:-2}" -p no:cacheprovider tests/unit tests/contract tests/simulation; then
-      tested+=("$minor")
-    else
-      failed+=("$minor")
-    fi
-  done
+install() { # VENV PYTHON
+  local wanted
+  wanted=$(cat "$lock" pyproject.toml | sha256sum)
+  if [ "$(cat "$1/.pins" 2> /dev/null)" = "$wanted" ]; then return; fi
+  "$2" -m venv --clear "$1"
+  "$1/bin/python" -m pip install -qq --disable-pip-version-check --no-deps -r "$lock"
+  "$1/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+  if ! "$1/bin/python" -c 'import torch' 2> /dev/null; then "$1/bin/python" -m pip uninstall -qq -y torch; fi
+  echo "$wanted" > "$1/.pins"
+}
+
+passed=() missing=() failed=()
+[ $# -gt 0 ] || set -- 3.11 3.12 3.13
+for version in "$@"; do
+  if ! python=$(find_python "$version"); then missing+=("$version"); continue; fi
+  venv=.venv-$version
+  install "$venv" "$python"
+  left_out=()
+  if ! "$venv/bin/python" -c 'import torch' 2> /dev/null; then
+    for file in $(grep -lE '^(import|from) torch|import_module\("torch' tests/unit/*.py) tests/unit/test_launch_imports.py tests/unit/test_bench_overhead.py; do
+      left_out+=("--ignore=$file")
+    done
+    echo "python $version: without torch; left out: ${left_out[*]#--ignore=}"
+  fi
+  if "$venv/bin/pytest" -q -n "${JOBS:-2}" -p no:cacheprovider "${left_out[@]}" tests/unit tests/simulation; then
+    passed+=("$version")
+  else
+    failed+=("$version")
+  fi
 done
-echo "passed: ${tested[*]:-none}; failed: ${failed[*]:-none}; not installed: ${missing[*]:-none}"
-[ ${#failed[@]} = 0 ] && [ ${#tested[@]} -gt 0 ]
+echo "passed on: ${passed[*]:-none}; failed on: ${failed[*]:-none}; not installed: ${missing[*]:-none}"
+[ ${#failed[@]} = 0 ] && [ ${#passed[@]} -gt 0 ]
