@@ -3,7 +3,7 @@
 #   scripts/setup_venv.sh demo    .venv with `strata`, torch and pyarrow     (make demo)
 #   scripts/setup_venv.sh dev     .venv with everything that the tests use   (make setup); includes demo
 #   scripts/setup_venv.sh peers   .venv-peers with the peers of benchmarks   (make bench-setup)
-# PYTHON names the interpreter; the default is the first one that is new enough. VENV names another directory.
+# PYTHON names the interpreter; the default is the first one that is new enough.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,6 @@ case $stage in
   peers) venv=.venv-peers ;;
   *) die "usage: $0 demo|dev|peers" ;;
 esac
-venv=${VENV:-$venv}
 lock=requirements/$stage.txt
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }
