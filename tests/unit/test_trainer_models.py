@@ -309,7 +309,7 @@ def test_a_row_has_the_same_logit_in_any_batch(name: str) -> None:
     model = model_of(name).eval()
     batch = random_batch(FIELDS, 12)
     alone = torch.cat([model({key: value[at : at + 1] for key, value in batch.items()}) for at in range(12)])
-    assert torch.allclose(model(batch), alone, atol=1e-6)
+    assert torch.allclose(model(batch), alone, atol=1e-5)
 
 
 @every_model
@@ -373,7 +373,7 @@ def test_a_model_can_be_exported_for_any_number_of_rows(name: str) -> None:
     rows = torch.export.Dim("rows")
     exported = torch.export.export(model, (example,), dynamic_shapes=({key: {0: rows} for key in example},))
     batch = random_batch(FIELDS, 33, seed=3)
-    assert torch.allclose(exported.module()(batch), model(batch), atol=1e-6)
+    assert torch.allclose(exported.module()(batch), model(batch), atol=1e-5)
 
 
 @every_model
