@@ -321,6 +321,15 @@ def test_a_model_names_an_id_outside_its_table(name: str) -> None:
         model.check_ids(batch)
 
 
+@every_model
+@pytest.mark.parametrize("sparse_gradients", [False, True])
+def test_an_id_outside_all_tables_is_an_index_error(name: str, sparse_gradients: bool) -> None:
+    batch = random_batch(FIELDS, 4)
+    batch["sparse"][1] = 10_000
+    with pytest.raises(IndexError):
+        model_of(name, sparse_gradients=sparse_gradients)(batch)
+
+
 @pytest.mark.parametrize("name", ["FM", "FNN", "PNN inner", "DeepFM", "DLRM"])
 def test_models_that_multiply_vectors_need_one_dimension(name: str) -> None:
     fields = [sparse("a", 9, embedding_dim=4), sparse("b", 9, embedding_dim=6), dense("x")]

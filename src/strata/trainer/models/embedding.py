@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from strata.errors import InvalidArgument
 from strata.trainer.models.fields import DENSE, PADDING, SPARSE, FieldSpec, Layout, names_by_dimension
@@ -104,7 +105,7 @@ class FieldEmbedding(nn.Embedding):
         nn.init.normal_(self.weight, std=INITIAL_STD)
 
     def forward(self, ids: Tensor) -> Tensor:
-        vectors: Tensor = super().forward(ids)
+        vectors = look_up(self, ids)
         if not self._bags:
             return vectors
         pooled = [
@@ -112,6 +113,17 @@ class FieldEmbedding(nn.Embedding):
             for start, stop, padding, combiner in self._bags
         ]
         return torch.cat([vectors[:, : self._num_sparse], *pooled], dim=1)
+
+
+def look_up(table: nn.Embedding, ids: Tensor) -> Tensor:
+    """Return the rows of a table for ids of any shape.
+
+    `embedding` computes its dense gradient row by row. On a CPU the gradient of `index_select` takes half the time for
+    rows of 16 values, and a tenth for rows of one.
+    """
+    if table.sparse or not ids.is_cpu:
+        return functional.embedding(ids, table.weight, sparse=table.sparse)
+    return table.weight.index_select(0, ids.flatten()).view(*ids.shape, table.embedding_dim)
 
 
 def pool(vectors: Tensor, present: Tensor, combiner: str) -> Tensor:

@@ -25,9 +25,6 @@ class Recommender(nn.Module):
         check_fields(fields)
         self.fields = tuple(fields)
 
-    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        raise NotImplementedError
-
     def check_ids(self, batch: Mapping[str, Tensor]) -> None:
         """Check that every id of a batch lies within the table of its field.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from strata.errors import InvalidArgument
-from strata.trainer.models.embedding import FeatureInputs, FeatureWeights, FieldIds, FlatInput
+from strata.trainer.models.embedding import FeatureInputs, FeatureWeights, FieldIds, FlatInput, look_up
 from strata.trainer.models.fields import FieldSpec, Layout
 from strata.trainer.models.layers import MLP
 from strata.trainer.models.recommender import Recommender
@@ -66,8 +66,7 @@ class CrossedWeights(nn.Module):
         nn.init.zeros_(self.table.weight)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        weights: Tensor = self.table(self.combinations(batch) + self.offsets)
-        return weights.sum(dim=(1, 2))
+        return look_up(self.table, self.combinations(batch) + self.offsets).sum(dim=(1, 2))
 
     def combinations(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the number of each row's combination of ids: int64 `[rows, crosses]`."""
