@@ -54,15 +54,13 @@ def gather_states(
     headers = gather_numbers([number for tensor in tensors for number in _header(tensor)], group)
     sizes = [_num_bytes(header) for header in headers]
     payload = torch.zeros(max(sum(each) for each in sizes), dtype=torch.uint8)
-    at = 0
-    for tensor in tensors:
-        raw = tensor.reshape(-1).view(torch.uint8)
-        payload[at : at + len(raw)] = raw
-        at += _aligned(len(raw))
-    received = [payload.cpu() for payload in _all_gather(payload.to(_device(group)), group)] if len(payload) else []
+    own_rank = distributed.get_rank(group)
+    for place, tensor in zip(_unpack(payload, headers[own_rank], sizes[own_rank]), tensors, strict=True):
+        place.copy_(tensor)
+    received = _all_gather(payload.to(_device(group)), group)
     gathered = []
-    for rank, header in enumerate(headers):
-        unpacked = iter(_unpack(received[rank] if received else payload, header, sizes[rank]))
+    for payload, header, size in zip(received, headers, sizes, strict=True):
+        unpacked = iter(_unpack(payload.cpu(), header, size))
         gathered.append([{key: next(unpacked) for key in sorted(state)} for state in states])
     return gathered
 
@@ -111,6 +109,7 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _unpack(payload: torch.Tensor, header: Sequence[int], sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Return the tensors of a rank as views of its payload."""
     tensors, at = [], 0
     for (dtype, shape), size in zip(_fields(header), sizes, strict=True):
         raw = payload[at : at + math.prod(shape) * dtype.itemsize]

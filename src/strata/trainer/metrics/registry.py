@@ -70,7 +70,8 @@ def _named(spec: str) -> Metric:
     found = re.fullmatch(r"(\w+)@([1-9]\d{0,8})", spec)
     if found is not None and found[1] in AT_K:
         return AT_K[found[1]](k=int(found[2]), name=spec)
-    close = difflib.get_close_matches(spec.lower(), NAMES, n=3)
+    close = [name for name in NAMES if spec and name.startswith(spec.lower())]
+    close = close or difflib.get_close_matches(spec.lower(), NAMES, n=3)
     meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     raise InvalidArgument(
         f"metric {spec!r} is unknown; {meant}Names are {', '.join(NAMES)}. A function of (predictions, targets) and an "

@@ -91,7 +91,8 @@ def average_precision(slices: Iterable[Group]) -> tuple[float, float]:
         value += float(positive @ _share(true_after, false_after))
         lowest += float(positive @ _share(true_before, false_after))
         highest += float(positive @ _share(true_after, false_before))
-        true, false = true_after[-1].item(), false_after[-1].item()
+        true += positive.sum().item()
+        false += negative.sum().item()
     if not true > 0:
         return math.nan, math.nan
     return value / true, max(highest - value, value - lowest) / true
