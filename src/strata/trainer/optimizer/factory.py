@@ -1,0 +1,82 @@
+"""Create an optimizer for given parameters from a name, a class or a factory."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from strata.errors import InvalidArgument
+from strata.trainer.optimizer.ftrl import FTRL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+Factory: TypeAlias = "str | Callable[..., torch.optim.Optimizer]"
+"""A name, a class, or a function of a list of parameters, such as `functools.partial(torch.optim.Adam, lr=1e-3)`."""
+
+BY_NAME: dict[str, type[torch.optim.Optimizer]] = {
+    "adadelta": torch.optim.Adadelta,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamax": torch.optim.Adamax,
+    "adamw": torch.optim.AdamW,
+    "ftrl": FTRL,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
+    "sparse_adam": torch.optim.SparseAdam,
+}
+
+
+def create(
+    spec: Factory, parameters: Sequence[torch.nn.Parameter], args: Mapping[str, Any] | None = None
+) -> torch.optim.Optimizer:
+    """Return an optimizer of these parameters.
+
+    Args:
+        spec: See `Factory`.
+        parameters: All require a gradient.
+        args: Keyword arguments for the class or the factory.
+
+    Raises:
+        InvalidArgument: The name is unknown, the arguments do not fit, or a factory returns something else.
+    """
+    make = named(spec) if isinstance(spec, str) else spec
+    if not callable(make):
+        raise InvalidArgument(
+            f"optimizer={spec!r} is no optimizer; pass a name such as 'adam', a class, an instance, a function of the "
+            "parameters, or an OptimizerStack",
+            field="optimizer",
+        )
+    name = getattr(make, "__name__", repr(make))
+    try:
+        optimizer = make(list(parameters), **(args or {}))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"optimizer {name} cannot be created with {dict(args or {})}: {error}", field="optimizer"
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgument(
+            f"optimizer {name} returned {type(optimizer).__name__}; return a torch.optim.Optimizer", field="optimizer"
+        )
+    return optimizer
+
+
+def named(name: str) -> type[torch.optim.Optimizer]:
+    """Return the class with a name.
+
+    Raises:
+        InvalidArgument: No optimizer has this name.
+    """
+    if name.lower() in BY_NAME:
+        return BY_NAME[name.lower()]
+    close = difflib.get_close_matches(name.lower(), BY_NAME, n=3)
+    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    raise InvalidArgument(
+        f"optimizer {name!r} is unknown; {meant}Names are {', '.join(BY_NAME)}. A class or a function of the "
+        "parameters works as well",
+        field="optimizer",
+    )
