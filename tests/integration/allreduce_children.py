@@ -372,6 +372,12 @@ def unused(ranks: Identity) -> dict[str, Any]:
     for algorithm in ("group", "2d"):
         strategy = AllReduce(algorithm=algorithm, find_unused_parameters=True)
         found[algorithm] = relative_error(weights(train(strategy, ranks, Fork)), expected)
+    # DDP exchanges which parameters were used while lanes are busy.
+    expected = weights(train(AllReduce(compression="bf16"), ranks))
+    strategy = AllReduce(compression="bf16", find_unused_parameters=True, bucket_mb=SMALL_BUCKET_MB)
+    found["beside a lane"] = relative_error(weights(train(strategy, ranks)), expected)
+    static = train(AllReduce(algorithm="2d", static_graph=True, bucket_mb=SMALL_BUCKET_MB), ranks)
+    found["static"] = relative_error(weights(static), weights(train(AllReduce(static_graph=True), ranks)))
     module = train(AllReduce(local_steps=2), ranks, Fork)
     found["local keeps unused weights"] = torch.equal(module.right.weight, seeded(Fork).right.weight)
     return found

@@ -106,9 +106,9 @@ def test_sparse_gradients_are_averaged_and_stay_sparse(run: Run, num_ranks: int,
 def test_unused_and_frozen_parameters_are_left_alone(run: Run) -> None:
     found = run("unused", 4, 2)[0]
 
-    assert found["local keeps unused weights"]
-    assert found["group"] <= REASSOCIATION
-    assert found["2d"] <= REASSOCIATION
+    assert found.pop("local keeps unused weights")
+    assert found.pop("beside a lane") < 2**-8, "other buckets, so another order of sums in bf16"
+    assert max(found.values()) <= REASSOCIATION, found
 
 
 # -- exactness -----------------------------------------------------------------------------------------------------

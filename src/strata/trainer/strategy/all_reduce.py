@@ -18,7 +18,7 @@ from strata.trainer.strategy import links, topology
 from strata.trainer.strategy.cost import RING, Choice, Decision, decide
 from strata.trainer.strategy.local_steps import LocalSteps, OuterStep
 from strata.trainer.strategy.power_sgd import PowerSGD, PowerSGDAverager
-from strata.trainer.strategy.reduce import Averager, make_algorithm
+from strata.trainer.strategy.reduce import Averager, Ring, make_algorithm
 from strata.trainer.strategy.replicas import Alone, DataParallel
 
 if TYPE_CHECKING:
@@ -126,11 +126,28 @@ class AllReduce:
         decision = self._decide(module, places, ranks.rank, device)
         if ranks.rank == 0:
             log.info("all-reduce by %s: %s", decision.choice, decision.reason)
-        algorithm = make_algorithm(decision.choice, rank=ranks.rank, world_size=ranks.world_size)
-        averager = Averager(algorithm, ranks.world_size, wire=self._wire)
         if self.local_steps > 1:
-            return self._bind_local(module, decision, averager)
-        return self._bind_parallel(module, decision, averager, ranks.world_size)
+            return self._bind_local(module, decision, self._make_averager(decision.choice, ranks))
+        is_ddp_itself = decision.choice == RING and self.compression is None
+        averager = None if is_ddp_itself else self._make_bucket_averager(module, decision.choice, ranks)
+        return DataParallel(
+            module,
+            decision,
+            averager,
+            bucket_mb=self.bucket_mb,
+            find_unused_parameters=self.find_unused_parameters,
+            static_graph=self.static_graph,
+        )
+
+    def _make_averager(self, choice: Choice, ranks: Ranks) -> Averager:
+        algorithm = make_algorithm(choice, rank=ranks.rank, world_size=ranks.world_size)
+        return Averager(algorithm, ranks.world_size, wire=self._wire, sparse=Ring())
+
+    def _make_bucket_averager(self, module: nn.Module, choice: Choice, ranks: Ranks) -> BucketAverager:
+        averager = self._make_averager(choice, ranks)
+        if self._power_sgd is None:
+            return averager
+        return PowerSGDAverager(self._power_sgd, averager, dict(module.named_parameters()), ranks.world_size)
 
     def _bind_local(self, module: nn.Module, decision: Decision, averager: Averager) -> Bound:
         # A cast weight loses digits for good, a cast difference to the anchor only some of one step's.
@@ -142,21 +159,6 @@ class AllReduce:
             local_steps=self.local_steps,
             outer=OuterStep(lr=self.outer_lr, momentum=self.outer_momentum) if needs_anchor else None,
             bucket_mb=self.bucket_mb,
-        )
-
-    def _bind_parallel(self, module: nn.Module, decision: Decision, averager: Averager, world_size: int) -> Bound:
-        config, parameters = self._power_sgd, dict(module.named_parameters())
-        is_ddp_itself = decision.choice == RING and self.compression is None
-        by_bucket: BucketAverager = (
-            averager if config is None else PowerSGDAverager(config, averager, parameters, world_size)
-        )
-        return DataParallel(
-            module,
-            decision,
-            None if is_ddp_itself else by_bucket,
-            bucket_mb=self.bucket_mb,
-            find_unused_parameters=self.find_unused_parameters,
-            static_graph=self.static_graph,
         )
 
     def _decide(self, module: nn.Module, places: Topology, rank: int, device: torch.device) -> Decision:

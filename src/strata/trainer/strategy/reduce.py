@@ -35,12 +35,15 @@ class Algorithm(Protocol):
 
 
 class Ring:
-    """Torch's own all-reduce over all ranks."""
+    """Torch's own all-reduce over all ranks. Also sums sparse tensors, of which gloo gathers all rows."""
 
     multiple_of = 1
 
+    def __init__(self) -> None:
+        self._group = make_world_copy()
+
     def sum_(self, flat: Tensor) -> None:
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=self._group)
 
 
 class Group:
@@ -127,9 +130,12 @@ class BucketAverager(Protocol):
 class Averager:
     """Replaces tensors by their mean over all ranks."""
 
-    def __init__(self, algorithm: Algorithm, world_size: int, *, wire: torch.dtype | None = None) -> None:
-        """`wire`: type in which larger floating-point types are sent and summed."""
+    def __init__(
+        self, algorithm: Algorithm, world_size: int, *, wire: torch.dtype | None = None, sparse: Algorithm | None = None
+    ) -> None:
+        """`wire`: type in which larger floating-point types are sent and summed; `sparse`: for sparse tensors."""
         self._algorithm = algorithm
+        self._sparse = sparse or algorithm
         self._world_size = world_size
         self._wire = wire
         self._packed = Scratch()
@@ -137,9 +143,8 @@ class Averager:
     def average_(self, flat: Tensor) -> None:
         """Average a flat, contiguous tensor in place, or a sparse one."""
         if flat.is_sparse:
-            # Its ranks hold different rows, so there is nothing to cut into equal chunks: torch gathers all of them.
-            flat.mul_(1 / self._world_size)
-            dist.all_reduce(flat)
+            # Ranks hold different rows, so there are no equal chunks, and too few bytes to gain from a cast.
+            self._sparse.sum_(flat.mul_(1 / self._world_size))
             return
         packed = self._pack(flat)
         self._algorithm.sum_(packed)
@@ -194,7 +199,8 @@ class Groups(NamedTuple):
 
 
 _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[Grid, Groups]] = weakref.WeakKeyDictionary()
-"""Groups cost connections and threads until the process group is destroyed, so each grid gets them once."""
+_copies: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+"""Groups cost connections and threads until the process group is destroyed, so each one is created once."""
 
 
 def world() -> dist.ProcessGroup:
@@ -202,6 +208,16 @@ def world() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None, "bind checks that it exists"
     return group
+
+
+def make_world_copy() -> dist.ProcessGroup:
+    """Return a process group of all ranks for a lane alone. Collective on the first call.
+
+    The training thread uses the original at the same time: DDP exchanges which parameters were used, for example.
+    """
+    if world() not in _copies:
+        _copies[world()] = dist.new_group()
+    return _copies[world()]
 
 
 def make_groups(grid: Grid, rank: int) -> Groups:

@@ -80,15 +80,17 @@ class DataParallel:
         self.module: nn.Module = self._parallel
         self._buffers = list(module.buffers())
         self._averager = averager
-        if not (
-            static_graph or find_unused_parameters
-        ):  # the former needs a real first pass, the latter keeps its buckets
+        self._must_communicate = static_graph
+        if not (static_graph or find_unused_parameters) and dist.get_world_size() > 2:
             rehearse(self._parallel)
         if averager is not None:
             device = next(module.parameters()).device
             self._parallel.register_comm_hook(_Hook(averager, make_lane(device)), _run_hook)
 
     def accumulating(self) -> AbstractContextManager[None]:
+        if self._must_communicate:  # DDP cannot learn a static graph otherwise; a mean may be averaged twice
+            self._must_communicate = False
+            return contextlib.nullcontext()
         return self._parallel.no_sync()
 
     def after_step(self, step: int) -> None:
@@ -138,9 +140,11 @@ def rehearse(parallel: DistributedDataParallel) -> None:
 
     DDP sends the gradients of its first pass in one bucket and forms smaller ones for all others. The order in which an
     all-reduce adds the ranks depends on an element's place in its bucket. Without a rehearsal, the first pass of a
-    resumed run would therefore differ in the last bits from the same pass of an uninterrupted run, from three ranks on;
-    and the buckets would depend on the first batch. Here they follow the order of the parameters, last one first, which
-    is about the order of a backward pass.
+    resumed run would therefore differ in the last bits from the same pass of an uninterrupted run. The final buckets
+    follow the order of the parameters, last one first, which is about the order of a backward pass.
+
+    Two ranks need none, because a sum of two has only one order. With `find_unused_parameters`, DDP keeps its first
+    buckets; with `static_graph`, it must learn from a real pass, and a resumed run differs in the last bits.
     """
     module = parallel.module
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
