@@ -445,6 +445,21 @@ def measuring(ranks: Identity) -> dict[str, Any]:
     }
 
 
+def slow_links(ranks: Identity) -> dict[str, Any]:
+    """What `auto` chooses, and how long it and the ring really take."""
+    bound = AllReduce(algorithm="auto").bind(seeded(Linear), ranks)
+    assert isinstance(bound, DataParallel)
+    found: dict[str, Any] = {"choice": bound.decision.choice.algorithm, "reason": bound.decision.reason}
+    for name, choice in (("chosen_s", bound.decision.choice), ("ring_s", Choice(algorithm="ring"))):
+        averager = Averager(make_algorithm(choice, rank=ranks.rank, world_size=ranks.world_size), ranks.world_size)
+        tensor = torch.ones(3_000)
+        averager.average_(tensor)
+        start_s = time.perf_counter()
+        averager.average_(tensor)
+        found[name] = time.perf_counter() - start_s
+    return found
+
+
 # -- bytes ---------------------------------------------------------------------------------------------------------
 
 

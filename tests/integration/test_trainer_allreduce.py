@@ -154,9 +154,9 @@ def test_all_ranks_measure_the_same_links_and_choose_the_same_algorithm(run: Run
     assert all(each["is_same_group"] for each in found)
 
 
-NUM_BYTES = 1_200_000
-"""Divides evenly by every grid below."""
-REPEATS = 2
+NUM_BYTES = 6_000_000
+"""Divides evenly by every grid below; large enough for several segments of gloo."""
+REPEATS = 1
 HEADERS_INTER = 0.08
 """Share of TCP and IP headers and acknowledgements: about 52 bytes for each packet of 1,448, and as much back."""
 HEADERS_INTRA = 0.02
@@ -165,36 +165,51 @@ HANDSHAKE_BYTES = 20_000
 """Barriers and preambles of gloo around the measurement."""
 
 
-@pytest.mark.parametrize(("num_nodes", "on_node"), [(2, 2), (3, 2), (2, 3), (6, 1)])
-def test_the_bytes_on_real_links_are_those_of_the_formula(
-    num_nodes: int, on_node: int, ranks_nursery: Nursery, tmp_path: Path, requires_service: Callable[..., Path]
-) -> None:
+@pytest.fixture
+def run_on_nodes(ranks_nursery: Nursery, tmp_path: Path, requires_service: Callable[..., Path]) -> Run:
+    """`run_on_nodes("case", 3, 2)` on three nodes of two ranks, each with a network namespace of its own."""
     requires_service("ip")
     requires_service(TUN, "the kernel needs CONFIG_TUN, and a container --device /dev/net/tun")
-    num_ranks = num_nodes * on_node
-    topology = Topology(world_size=num_ranks, ranks_per_node=on_node)
+
+    def run_case(case: str, num_nodes: int, on_node: int, delay_s: float = 0.0, **arguments: Any) -> list[Any]:
+        names = [f"node-{number}" for number in range(num_nodes)]
+        network = Network(ranks_nursery, *names)
+        for one, other in itertools.combinations(names, 2):
+            network.disturb(one, other, delay_s=delay_s, jitter_s=0.0, loss=0.0)
+        try:
+            children = [
+                network.nodes[names[rank // on_node]].fork(
+                    "allreduce_children:rank_main",
+                    case=case,
+                    meeting=str(tmp_path / "meeting"),
+                    rank=rank,
+                    num_ranks=num_nodes * on_node,
+                    ranks_per_node=on_node,
+                    interface="strata0",
+                    **arguments,
+                )
+                for rank in range(num_nodes * on_node)
+            ]
+            return [child.hear(DEADLINE_S)["said"] for child in children]
+        finally:
+            ranks_nursery.bury()
+
+    return run_case
+
+
+@pytest.mark.parametrize(("num_nodes", "on_node"), [(2, 2), (3, 2), (2, 3), (6, 1)])
+def test_the_bytes_on_real_links_are_those_of_the_formula(run_on_nodes: Run, num_nodes: int, on_node: int) -> None:
+    topology = Topology(world_size=num_nodes * on_node, ranks_per_node=on_node)
     size = 3 if on_node == 1 else on_node
     choices = [Choice(algorithm="ring"), *(Choice(algorithm=name, group_size=size) for name in ("group", "2d"))]
-    network = Network(ranks_nursery, *(f"node-{number}" for number in range(num_nodes)))
-    children = [
-        network.nodes[f"node-{rank // on_node}"].fork(
-            "allreduce_children:rank_main",
-            case="traffic",
-            meeting=str(tmp_path / "meeting"),
-            rank=rank,
-            num_ranks=num_ranks,
-            ranks_per_node=on_node,
-            interface="strata0",
-            num_bytes=NUM_BYTES,
-            repeats=REPEATS,
-            choices=[[choice.algorithm, choice.group_size] for choice in choices],
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        found = [child.hear(DEADLINE_S)["said"] for child in children]
-    finally:
-        ranks_nursery.bury()
+    found = run_on_nodes(
+        "traffic",
+        num_nodes,
+        on_node,
+        num_bytes=NUM_BYTES,
+        repeats=REPEATS,
+        choices=[[choice.algorithm, choice.group_size] for choice in choices],
+    )
 
     for choice in choices:
         for node, expected in enumerate(sent_by_node(choice, NUM_BYTES, topology)):
@@ -205,3 +220,10 @@ def test_the_bytes_on_real_links_are_those_of_the_formula(
 
 def _assert_within(found: float, expected: float, headers: float) -> None:
     assert expected <= found <= expected * (1 + headers) + HANDSHAKE_BYTES
+
+
+def test_with_slow_links_between_nodes_auto_leaves_the_ring_and_is_faster(run_on_nodes: Run) -> None:
+    """Two nodes of three ranks, ten milliseconds apart: a ring of six passes the slow links ten times."""
+    for found in run_on_nodes("slow_links", 2, 3, delay_s=0.01):
+        assert found["choice"] in ("group", "2d"), found["reason"]
+        assert found["chosen_s"] < found["ring_s"], found["reason"]

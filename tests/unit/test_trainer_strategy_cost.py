@@ -90,6 +90,21 @@ def test_with_rows_as_nodes_group_and_2d_send_as_much_between_nodes_but_from_one
     assert sent_by_node(RING, 8e6, topology)[0].inter_bytes == 2 * 31 / 32 * 8e6
 
 
+@given(st.integers(2, 9), st.integers(2, 9))
+def test_the_formulas_of_the_page_hold_when_rows_are_nodes(num_nodes: int, on_node: int) -> None:
+    n, m, k, size = num_nodes * on_node, num_nodes, on_node, 1e6
+    topology = Topology(world_size=n, ranks_per_node=k)
+    expected = {
+        RING: (2 * (k - 1) * (n - 1) / n, 2 * (n - 1) / n),
+        group(k): ((k - 1) * (2 + 1 / k), 2 * (m - 1) / m),
+        two_d(k): (2 * (k - 1), 2 * (m - 1) / m),
+    }
+
+    for choice, (intra, inter) in expected.items():
+        for sent in sent_by_node(choice, size, topology):
+            assert (sent.intra_bytes, sent.inter_bytes) == pytest.approx((intra * size, inter * size))
+
+
 # -- times ---------------------------------------------------------------------------------------------------------
 
 

@@ -107,17 +107,16 @@ def predict_s(choice: Choice, num_bytes: float, topology: Topology, links: Links
     if choice.algorithm == "ring":
         return 2 * _steps_s(topology.world_size, num_bytes, ring)
     grid = Grid(world_size=topology.world_size, group_size=choice.group_size)
-    is_within = grid.group_size <= topology.ranks_per_node
-    row = links.intra if is_within else ring
-    if choice.algorithm == "group":
-        reduce_s = 2 * _steps_s(grid.group_size, num_bytes, row)  # along the ring, then chunk by chunk to the leader
-        leaders_s = 2 * _steps_s(grid.num_rows, num_bytes, _column_link(grid, topology, links, num_flows=1))
-        return reduce_s + leaders_s + _broadcast_s(grid.group_size, num_bytes, topology, links)
     num_flows = min(grid.group_size, topology.ranks_per_node)
+    is_within = grid.group_size <= topology.ranks_per_node
     exchange = links.intra if is_within else _ring_link(topology, links, num_flows=num_flows)
-    within_s = _steps_s(grid.group_size, num_bytes, exchange) + _steps_s(grid.group_size, num_bytes, row)
+    scatter_s = _steps_s(grid.group_size, num_bytes, exchange)
+    gather_s = _steps_s(grid.group_size, num_bytes, links.intra if is_within else ring)
+    if choice.algorithm == "group":
+        leaders_s = 2 * _steps_s(grid.num_rows, num_bytes, _column_link(grid, topology, links, num_flows=1))
+        return scatter_s + gather_s + leaders_s + _broadcast_s(grid.group_size, num_bytes, topology, links)
     column = _column_link(grid, topology, links, num_flows=num_flows)
-    return within_s + 2 * _steps_s(grid.num_rows, num_bytes / grid.group_size, column)
+    return scatter_s + 2 * _steps_s(grid.num_rows, num_bytes / grid.group_size, column) + gather_s
 
 
 def candidates(topology: Topology) -> Iterator[Choice]:

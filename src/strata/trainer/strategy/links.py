@@ -27,8 +27,8 @@ SMALL_BYTES = 1_024
 LARGE_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 LONG_ENOUGH_S = 0.02
 """A larger tensor is not tried when one took this long."""
-BUDGET_S = 0.3
-"""For one kind of link. Once it is used up, each size is measured only once."""
+BUDGET_S = 0.25
+"""For one kind of link. Once it is used up, what was measured so far must do."""
 
 
 def measure(topology: Topology, rank: int, device: torch.device) -> Links:
@@ -52,6 +52,7 @@ class _Ruler:
         self._group = group
         self._device = device
         self._takes_part = takes_part
+        self._created_s = time.perf_counter()
         self._used_s = 0.0
 
     def fit(self) -> Link:
@@ -74,16 +75,17 @@ class _Ruler:
         return statistics.median(times_s[1:] or times_s)
 
     def _time_s(self, tensor: torch.Tensor) -> float:
-        """Return the slowest rank's seconds. The exchange of times is also what lets all ranks start together."""
+        """Return the slowest rank's seconds. The exchange of times also lets all ranks start the next one together."""
         start_s = time.perf_counter()
         if self._takes_part:
             dist.all_reduce(tensor, group=self._group)
             if self._device.type != "cpu":
                 torch.accelerator.synchronize()
-        elapsed = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=self._device)
-        dist.all_reduce(elapsed, dist.ReduceOp.MAX)
-        self._used_s += elapsed.item()
-        return elapsed.item()
+        now_s = time.perf_counter()
+        slowest = torch.tensor([now_s - start_s, now_s - self._created_s], dtype=torch.float64, device=self._device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        elapsed_s, self._used_s = slowest.tolist()
+        return float(elapsed_s)
 
 
 def fit_link(num_ranks: int, small_s: float, large_bytes: int, large_s: float) -> Link:

@@ -1,9 +1,9 @@
 """Bytes per link: who sends how much to whom in one all-reduce. Pure arithmetic.
 
 Each algorithm is a list of stages, and each stage a list of messages between two ranks, as gloo sends them: rings send
-to the next rank, a reduce ends with a gather at the leader, a broadcast follows a binomial tree, and the row stage of
-the 2-D algorithm exchanges chunks directly. Summing the messages by the place of sender and receiver gives the bytes on
-the links within a node and between nodes. Headers of TCP and IP are not counted.
+to the next rank, reduce-scatters exchange chunks directly, and broadcasts follow a binomial tree. Summing the messages
+by the places of sender and receiver gives the bytes on the links within nodes and between nodes. Headers of TCP and IP
+are not counted.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def messages(choice: Choice, num_bytes: float, topology: Topology) -> Iterator[M
     rows = [grid.row(leader) for leader in grid.leaders]
     if choice.algorithm == "group":
         for row in rows:
-            yield from _around(row, num_bytes, num_rounds=1)
+            yield from _exchange(row, num_bytes)
             yield from (Message(rank, row[0], num_bytes / len(row)) for rank in row[1:])
             yield from _tree(row, num_bytes)
         yield from _around(grid.leaders, num_bytes, num_rounds=2)
         return
     for row in rows:
-        yield from (Message(one, other, num_bytes / len(row)) for one in row for other in row if one != other)
+        yield from _exchange(row, num_bytes)
         yield from _around(row, num_bytes, num_rounds=1)
     for first in rows[0]:
         yield from _around(grid.column(first), num_bytes / grid.group_size, num_rounds=2)
@@ -90,6 +90,12 @@ def _around(ring: Sequence[int], num_bytes: float, *, num_rounds: int) -> Iterat
     share_bytes = num_rounds * (size - 1) / size * num_bytes
     if size > 1:
         yield from (Message(rank, ring[(place + 1) % size], share_bytes) for place, rank in enumerate(ring))
+
+
+def _exchange(ranks: Sequence[int], num_bytes: float) -> Iterator[Message]:
+    """Yield the messages of a reduce-scatter in which every rank sends each other rank its chunk."""
+    share_bytes = num_bytes / len(ranks)
+    yield from (Message(one, other, share_bytes) for one in ranks for other in ranks if one != other)
 
 
 def _tree(ranks: Sequence[int], num_bytes: float) -> Iterator[Message]:
