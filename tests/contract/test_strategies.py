@@ -76,7 +76,7 @@ class TestPowerSGD(AllReduceContract):
 
     @pytest.fixture
     def strategy(self) -> Strategy:
-        return AllReduce(compression=PowerSGD(rank=8, start_step=1, min_ratio=1.0), bucket_mb=0.001)
+        return AllReduce(compression=PowerSGD(matrix_rank=8, start_step=1, min_ratio=1.0), bucket_mb=0.001)
 
 
 class TestAuto(AllReduceContract):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ from strata.errors import InvalidArgument
 from strata.identity import Identity
 from strata.trainer.strategy import AllReduce, Bound, PowerSGD, Strategy
 from strata.trainer.strategy import links as measured_links
-from strata.trainer.strategy.cost import Choice
+from strata.trainer.strategy.cost import Choice, predict_s
 from strata.trainer.strategy.lane import StreamLane, ThreadLane
 from strata.trainer.strategy.reduce import Averager, make_algorithm, make_groups
 from strata.trainer.strategy.replicas import DataParallel
@@ -233,10 +234,10 @@ def power_sgd(ranks: Identity) -> dict[str, Any]:
     expected = weights(train(AllReduce(), ranks, Linear, num_rows=1))
     found = {}
     for algorithm in ("ring", "group", "2d"):
-        config = PowerSGD(rank=full, start_step=1, min_ratio=1.0)
+        config = PowerSGD(matrix_rank=full, start_step=1, min_ratio=1.0)
         module = train(AllReduce(algorithm=algorithm, compression=config), ranks, Linear, num_rows=1)
         found[algorithm] = (relative_error(weights(module), expected), is_everywhere(weights(module)))
-    return {"is_compressed": PowerSGD(rank=full, min_ratio=1.0).is_worthwhile((24, 31)), **found}
+    return {"is_compressed": PowerSGD(matrix_rank=full, min_ratio=1.0).is_worthwhile((24, 31)), **found}
 
 
 def resume(ranks: Identity) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def resume(ranks: Identity) -> dict[str, Any]:
         "ring": AllReduce(),
         "group": AllReduce(algorithm="group"),
         "2d fp16": AllReduce(algorithm="2d", compression="fp16"),
-        "powersgd": AllReduce(compression=PowerSGD(rank=2, start_step=1)),
+        "powersgd": AllReduce(compression=PowerSGD(matrix_rank=2, start_step=1)),
         "unused": AllReduce(find_unused_parameters=True),
         "local": AllReduce(local_steps=3),
         "diloco": AllReduce(local_steps=3, outer_lr=0.7, outer_momentum=0.9, compression="bf16"),
@@ -449,14 +450,21 @@ def slow_links(ranks: Identity) -> dict[str, Any]:
     """What `auto` chooses, and how long it and the ring really take."""
     bound = AllReduce(algorithm="auto").bind(seeded(Linear), ranks)
     assert isinstance(bound, DataParallel)
+    topology = Topology(world_size=ranks.world_size, ranks_per_node=ranks.local_world_size)
+    links = measured_links.measure(topology, ranks.rank, torch.device("cpu"))
     found: dict[str, Any] = {"choice": bound.decision.choice.algorithm, "reason": bound.decision.reason}
-    for name, choice in (("chosen_s", bound.decision.choice), ("ring_s", Choice(algorithm="ring"))):
-        averager = Averager(make_algorithm(choice, rank=ranks.rank, world_size=ranks.world_size), ranks.world_size)
+    for name, choice in (("chosen", bound.decision.choice), ("ring", Choice(algorithm="ring"))):
+        algorithm = make_algorithm(choice, rank=ranks.rank, world_size=ranks.world_size)
         tensor = torch.ones(3_000)
-        averager.average_(tensor)
-        start_s = time.perf_counter()
-        averager.average_(tensor)
-        found[name] = time.perf_counter() - start_s
+        times_s = []
+        for _ in range(4):
+            dist.barrier()
+            start_s = time.perf_counter()
+            algorithm.sum_(tensor)
+            times_s.append(time.perf_counter() - start_s)
+        slowest = torch.tensor(statistics.median(times_s))
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        found[name] = (slowest.item(), predict_s(choice, tensor.nbytes, topology, links))
     return found
 
 

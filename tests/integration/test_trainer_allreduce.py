@@ -26,6 +26,9 @@ WORLDS = [(2, 2), (4, 2), (6, 3)]
 REASSOCIATION = 1e-6
 """Relative error of 32-bit sums in another order, after several steps."""
 
+MODEL_ERROR = 2.0
+"""Factor between predicted and measured times that a busy machine may cause; 1.2 on a quiet one."""
+
 Run = Callable[..., list[Any]]
 
 
@@ -224,6 +227,10 @@ def _assert_within(found: float, expected: float, headers: float) -> None:
 
 def test_with_slow_links_between_nodes_auto_leaves_the_ring_and_is_faster(run_on_nodes: Run) -> None:
     """Two nodes of three ranks, ten milliseconds apart: a ring of six passes the slow links ten times."""
-    for found in run_on_nodes("slow_links", 2, 3, delay_s=0.01):
-        assert found["choice"] in ("group", "2d"), found["reason"]
-        assert found["chosen_s"] < found["ring_s"], found["reason"]
+    found = run_on_nodes("slow_links", 2, 3, delay_s=0.01)[0]
+    (chosen_s, predicted_s), (ring_s, predicted_ring_s) = found["chosen"], found["ring"]
+
+    assert found["choice"] in ("group", "2d"), found["reason"]
+    assert chosen_s < ring_s / 2, found
+    assert 1 / MODEL_ERROR < chosen_s / predicted_s < MODEL_ERROR, found
+    assert 1 / MODEL_ERROR < ring_s / predicted_ring_s < MODEL_ERROR, found

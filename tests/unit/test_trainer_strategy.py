@@ -33,7 +33,7 @@ from strata.trainer.strategy.topology import Grid, Topology, divisors, from_loca
     [
         {},
         {"algorithm": "2d", "group_size": 4, "compression": "fp16"},
-        {"compression": PowerSGD(rank=4), "bucket_mb": 1},
+        {"compression": PowerSGD(matrix_rank=4), "bucket_mb": 1},
         {"local_steps": 50, "outer_lr": 0.7, "outer_momentum": 0.9, "compression": "bf16"},
     ],
 )
@@ -73,7 +73,7 @@ def test_an_invalid_setting_is_refused_with_the_cure(settings: dict[str, Any], f
     assert cure in str(refusal.value)
 
 
-@pytest.mark.parametrize("settings", [{"rank": 0}, {"start_step": -1}, {"min_ratio": 0.5}])
+@pytest.mark.parametrize("settings", [{"matrix_rank": 0}, {"start_step": -1}, {"min_ratio": 0.5}])
 def test_powersgd_refuses_invalid_settings(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=f"{next(iter(settings))}=.* is below"):
         PowerSGD(**settings)
@@ -338,19 +338,19 @@ def gradients_of(parameters: dict[str, Tensor], seed: int) -> dict[Tensor, Tenso
 
 
 def test_powersgd_sends_thin_matrices_and_vectors_in_two_messages() -> None:
-    averager, parameters, echo = make_power_sgd(PowerSGD(rank=1, start_step=0))
+    averager, parameters, echo = make_power_sgd(PowerSGD(matrix_rank=1, start_step=0))
 
     averager.average_bucket_(FakeBucket(gradients_of(parameters, 1)))
 
     rows, columns, biases = 8 + 30, 16 * 9 + 20, 8 + 30
     assert [each.numel() for each in echo.summed] == [rows + biases, columns]
-    counted = sum(PowerSGD(rank=1).num_elements(parameter.shape) for parameter in parameters.values())
+    counted = sum(PowerSGD(matrix_rank=1).num_elements(parameter.shape) for parameter in parameters.values())
     assert counted == rows + columns + biases
 
 
 def test_powersgd_loses_nothing_over_time() -> None:
     """Error feedback: what was applied and what is still owed add up to all gradients."""
-    averager, parameters, _ = make_power_sgd(PowerSGD(rank=1, start_step=2))
+    averager, parameters, _ = make_power_sgd(PowerSGD(matrix_rank=1, start_step=2))
     given_total = {name: torch.zeros(p.shape) for name, p in parameters.items()}
     applied_total = {name: torch.zeros(p.shape) for name, p in parameters.items()}
     for step in range(8):
@@ -369,7 +369,7 @@ def test_powersgd_loses_nothing_over_time() -> None:
 
 
 def test_powersgd_turns_zeros_into_zeros_and_recovers() -> None:
-    averager, parameters, _ = make_power_sgd(PowerSGD(rank=2, start_step=0))
+    averager, parameters, _ = make_power_sgd(PowerSGD(matrix_rank=2, start_step=0))
     zeros = FakeBucket({parameter: torch.zeros(parameter.shape) for parameter in parameters.values()})
     averager.average_bucket_(zeros)
     assert zeros.buffer().abs().max() == 0
@@ -381,7 +381,7 @@ def test_powersgd_turns_zeros_into_zeros_and_recovers() -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_powersgd_gives_the_same_result_for_any_buckets_after_a_resume(split: bool) -> None:
-    config = PowerSGD(rank=2, start_step=1)
+    config = PowerSGD(matrix_rank=2, start_step=1)
     averager, parameters, _ = make_power_sgd(config)
     for step in range(3):
         averager.average_bucket_(FakeBucket(gradients_of(parameters, step)))
@@ -412,9 +412,20 @@ def test_powersgd_drops_errors_of_another_world_size_and_keeps_the_rest() -> Non
     assert found["bases"].keys() == {"convolution.weight", "layer.weight"}
 
 
+def test_powersgd_can_resume_with_another_matrix_rank() -> None:
+    averager, parameters, _ = make_power_sgd(PowerSGD(matrix_rank=1, start_step=0))
+    averager.average_bucket_(FakeBucket(gradients_of(parameters, 1)))
+    wider, parameters, echo = make_power_sgd(PowerSGD(matrix_rank=3, start_step=0))
+
+    wider.load_state_dict(averager.state_dict())
+    wider.average_bucket_(FakeBucket(gradients_of(parameters, 2)))
+
+    assert echo.summed[1].numel() == 3 * (16 * 9 + 20)
+
+
 @pytest.mark.parametrize(("shape", "expected"), [((8,), False), ((2, 2), False), ((100, 100), True), ((0, 100), False)])
 def test_only_matrices_that_shrink_are_compressed(shape: tuple[int, ...], expected: bool) -> None:
-    assert PowerSGD(rank=2).is_worthwhile(shape) is expected
+    assert PowerSGD(matrix_rank=2).is_worthwhile(shape) is expected
 
 
 # -- local steps ---------------------------------------------------------------------------------------------------

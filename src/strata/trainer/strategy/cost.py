@@ -42,7 +42,9 @@ class Link:
             )
 
     def __str__(self) -> str:
-        return f"{self.latency_s * 1e6:.0f} µs and {self.bytes_per_s / 1e9:.2f} GB/s"
+        is_fast = self.bytes_per_s >= 1e8
+        rate = f"{self.bytes_per_s / 1e9:.3g} GB/s" if is_fast else f"{self.bytes_per_s / 1e6:.3g} MB/s"
+        return f"{self.latency_s * 1e6:.0f} µs and {rate}"
 
     def slower_of(self, other: Link) -> Link:
         return Link(

@@ -39,7 +39,7 @@ def make_lane(device: torch.device) -> Lane:
 
 
 class ThreadLane:
-    """A thread that ends with this object. It is a daemon: an exit does not wait for a rank that is gone."""
+    """A thread that ends with this object. It is a daemon, so that Python's exit does not wait for it."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()

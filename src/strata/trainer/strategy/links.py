@@ -1,8 +1,8 @@
 """Measures latency and bandwidth of the links of a running process group, in about a second at most.
 
 A link is measured by what it is for: all-reduces of a small and a large tensor, over rows (within nodes), over columns
-(all ranks of a node send to other nodes) and over the leaders alone. Every measured time is the slowest rank's, and all
-ranks know it, so they take the same decisions and end with the same figures.
+(all ranks of a node send to other nodes) and over the leaders alone. Every time that counts is the slowest rank's, and
+all ranks know it, so they take the same decisions and end with the same figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from strata.trainer.strategy.topology import Topology
 
 REPEATS = 7
-"""Of each size; the median counts."""
+"""Of each size, if time allows; the median counts."""
 SMALL_BYTES = 1_024
 LARGE_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 LONG_ENOUGH_S = 0.02
@@ -66,26 +66,33 @@ class _Ruler:
         return fit_link(dist.get_world_size(self._group), small_s, large_bytes, large_s)
 
     def _median_s(self, num_bytes: int) -> float:
+        """Return the slowest rank's median."""
         tensor = torch.zeros(num_bytes // 4, device=self._device)
-        times_s = [self._time_s(tensor)]  # the first one touches new memory
-        for _ in range(REPEATS):
-            if self._used_s > BUDGET_S:
-                break
-            times_s.append(self._time_s(tensor))
-        return statistics.median(times_s[1:] or times_s)
+        first_s = self._slowest_s(self._sample_s(tensor))  # touches new memory, so it only shows how many fit
+        num_samples = min(max(int((BUDGET_S - self._used_s) / (2 * first_s)), 1), REPEATS)
+        return self._slowest_s(statistics.median(self._sample_s(tensor) for _ in range(num_samples)))
 
-    def _time_s(self, tensor: torch.Tensor) -> float:
-        """Return the slowest rank's seconds. The exchange of times also lets all ranks start the next one together."""
+    def _sample_s(self, tensor: torch.Tensor) -> float:
+        if not self._takes_part:
+            return 0.0
+        dist.all_reduce(torch.zeros(1, device=self._device), group=self._group)  # the ranks start together
+        self._synchronize()
         start_s = time.perf_counter()
-        if self._takes_part:
-            dist.all_reduce(tensor, group=self._group)
-            if self._device.type != "cpu":
-                torch.accelerator.synchronize()
-        now_s = time.perf_counter()
-        slowest = torch.tensor([now_s - start_s, now_s - self._created_s], dtype=torch.float64, device=self._device)
+        dist.all_reduce(tensor, group=self._group)
+        self._synchronize()
+        return time.perf_counter() - start_s
+
+    def _slowest_s(self, seconds: float) -> float:
+        """Return the largest of all ranks, and agree on the time used so far."""
+        used_s = time.perf_counter() - self._created_s
+        slowest = torch.tensor([seconds, used_s], dtype=torch.float64, device=self._device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        elapsed_s, self._used_s = slowest.tolist()
-        return float(elapsed_s)
+        slowest_s, self._used_s = slowest.tolist()
+        return float(slowest_s)
+
+    def _synchronize(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
 
 
 def fit_link(num_ranks: int, small_s: float, large_bytes: int, large_s: float) -> Link:

@@ -34,7 +34,7 @@ KEY = "powersgd"
 class PowerSGD:
     """Settings of the compression."""
 
-    rank: int = 2
+    matrix_rank: int = 2
     """Columns of P and Q: a higher rank approximates better and sends more."""
     start_step: int = 1_000
     """Optimizer steps with uncompressed gradients at the start, when compression harms most."""
@@ -44,7 +44,7 @@ class PowerSGD:
     """Of the first Q."""
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("start_step", 0), ("min_ratio", 1.0)):
+        for name, least in (("matrix_rank", 1), ("start_step", 0), ("min_ratio", 1.0)):
             value = getattr(self, name)
             if not value >= least:
                 raise InvalidArgument(f"{name}={value} is below {least}; set it to {least} or more", field=name)
@@ -56,12 +56,12 @@ class PowerSGD:
         size, num_rows = torch.Size(shape).numel(), shape[0]
         if size == 0:
             return False
-        return (num_rows + size // num_rows) * self.rank * self.min_ratio < size
+        return (num_rows + size // num_rows) * self.matrix_rank * self.min_ratio < size
 
     def num_elements(self, shape: Sequence[int]) -> int:
         """Return how many elements a rank contributes for a gradient of this shape."""
         size = torch.Size(shape).numel()
-        return (shape[0] + size // shape[0]) * self.rank if self.is_worthwhile(shape) else size
+        return (shape[0] + size // shape[0]) * self.matrix_rank if self.is_worthwhile(shape) else size
 
 
 class PowerSGDAverager:
@@ -122,7 +122,7 @@ class PowerSGDAverager:
         if basis is None:
             place = list(self._parameters).index(name)
             generator = torch.Generator().manual_seed(self._config.seed * 1_000_003 + place)
-            size = (matrix.shape[1], self._config.rank)
+            size = (matrix.shape[1], self._config.matrix_rank)
             basis = torch.randn(size, generator=generator, dtype=matrix.dtype).to(matrix.device)
         return basis
 
@@ -154,7 +154,8 @@ class PowerSGDAverager:
         """
         found = state.get(KEY, {"step": 0, "world_size": self._world_size, "errors": {}, "bases": {}})
         self._step = int(found["step"])
-        self._bases = _placed(found["bases"], self._parameters)
+        fitting = {name: q for name, q in found["bases"].items() if q.shape[1] == self._config.matrix_rank}
+        self._bases = _placed(fitting, self._parameters)
         self._errors = _placed(found["errors"], self._parameters) if found["world_size"] == self._world_size else {}
 
 
