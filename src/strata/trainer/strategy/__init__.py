@@ -1,0 +1,17 @@
+"""Strategies: how the replicas of a module on all ranks learn together.
+
+`base` is the port. `all_reduce` holds the settings of data-parallel training and turns them into a `Bound`: `replicas`
+averages gradients in every step, `local_steps` weights every few steps. Below them, `reduce` sums tensors by one of
+three algorithms, `power_sgd` compresses gradients, and `lane` moves communication off the training thread. `topology`,
+`cost`, `traffic` and `table` are pure arithmetic: grids of ranks, predicted times, bytes per link; `links` measures
+what `cost` needs.
+
+This folder imports torch and nothing of Strata but errors and the identity. It never touches optimizers, data or
+checkpoints.
+"""
+
+from strata.trainer.strategy.all_reduce import AllReduce
+from strata.trainer.strategy.base import Bound, Ranks, Strategy
+from strata.trainer.strategy.power_sgd import PowerSGD
+
+__all__ = ["AllReduce", "Bound", "PowerSGD", "Ranks", "Strategy"]
