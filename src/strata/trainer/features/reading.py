@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from strata.data.batch.columns import join_arrays
@@ -89,7 +90,7 @@ class Reading:
         num_rows = 0
         bar = Progress(
             TextColumn("fitting features"), BarColumn(), TextColumn("{task.completed:,} rows"), TimeRemainingColumn(),
-            disable=not self.show_progress, transient=True,
+            console=Console(stderr=True), disable=not self.show_progress,
         )  # fmt: skip
         with bar:
             task = bar.add_task("", total=dataset.plan.num_rows)
