@@ -7,8 +7,9 @@ q = (beta + √n) / lr + l2, the two are equivalent, and the update becomes
 
     n ← n + g²,   v ← w × q + d - g,   d ← clamp(v, -l1, l1),   w ← (v - d) / q.
 
-This form stays correct when something else changes the weights or the learning rate between steps: a scheduler, an
-average over ranks, a loaded checkpoint. In the paper's form the next step would undo it.
+Without the penalty d is zero, and a step is w ← w - g / q. This form stays correct when something else changes the
+weights or the learning rate between steps: a scheduler, an average over ranks, a loaded checkpoint. In the paper's form
+the next step would undo the change.
 """
 
 from __future__ import annotations
@@ -78,19 +79,38 @@ class FTRL(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            dense = _Coordinates()
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if not self.state[parameter]:
-                    self.state[parameter] = _initial_state(parameter, group["l1"])
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
+                self._prepare(parameter, group["l1"])
+            dense = [parameter for parameter in parameters if not parameter.grad.is_sparse]
+            if dense:
+                self._update_dense(dense, group)
+            for parameter in parameters:
                 if parameter.grad.is_sparse:
                     self._update_rows(parameter, parameter.grad.coalesce(), group)
-                else:
-                    dense.add(parameter, parameter.grad, **self.state[parameter])
-            if dense.weights:
-                dense.update(group)
         return loss
+
+    def _prepare(self, parameter: torch.Tensor, l1: float) -> None:
+        """Create the state; without a penalty there is no `dual`."""
+        state = self.state[parameter]
+        if "sum" not in state:
+            state["sum"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        if l1 == 0:
+            state.pop("dual", None)
+        elif "dual" not in state:
+            state["dual"] = parameter.detach().sign().mul_(l1)
+
+    def _update_dense(self, weights: list[torch.Tensor], group: dict[str, Any]) -> None:
+        gradients = [each.grad for each in weights if each.grad is not None]
+        sums = [self.state[each]["sum"] for each in weights]
+        torch._foreach_addcmul_(sums, gradients, gradients)
+        if group["lr"] == 0:  # A warm-up may start there. The weights stay, and 1 / lr does not exist.
+            return
+        strengths = _strengths(sums, group)
+        if group["l1"] == 0:
+            torch._foreach_addcdiv_(weights, gradients, strengths, value=-1)
+        else:
+            _shrink(weights, gradients, strengths, [self.state[each]["dual"] for each in weights], group["l1"])
 
     def _update_rows(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         if gradient.sparse_dim() != 1:
@@ -99,57 +119,45 @@ class FTRL(torch.optim.Optimizer):
                 "dimensions; only gradients whose rows are sparse, as those of nn.Embedding, are supported",
                 field="params",
             )
-        rows = gradient.indices()[0]
-        state = self.state[parameter]
-        touched = _Coordinates()
-        touched.add(parameter[rows], gradient.values(), sum=state["sum"][rows], dual=state["dual"][rows])
-        touched.update(group)
-        parameter[rows] = touched.weights[0]
-        state["sum"][rows] = touched.sums[0]
-        state["dual"][rows] = touched.duals[0]
-
-
-class _Coordinates:
-    """Tensors that are updated together, with one call per operation for all of them."""
-
-    def __init__(self) -> None:
-        self.weights: list[torch.Tensor] = []
-        self.gradients: list[torch.Tensor] = []
-        self.sums: list[torch.Tensor] = []
-        self.duals: list[torch.Tensor] = []
-
-    def add(self, weights: torch.Tensor, gradient: torch.Tensor, **state: torch.Tensor) -> None:
-        self.weights.append(weights)
-        self.gradients.append(gradient)
-        self.sums.append(state["sum"])
-        self.duals.append(state["dual"])
-
-    def update(self, group: dict[str, Any]) -> None:
-        """Apply the update of the module's docstring in place."""
-        lr, beta, l1, l2 = (float(group[field]) for field in ("lr", "beta", "l1", "l2"))
-        torch._foreach_addcmul_(self.sums, self.gradients, self.gradients)
-        if lr == 0:  # A warm-up may start there. The weights stay, and 1 / lr does not exist.
+        rows, values, state = gradient.indices()[0], gradient.values(), self.state[parameter]
+        state["sum"].index_add_(0, rows, values.square())
+        if group["lr"] == 0:
             return
-        strengths = torch._foreach_sqrt(self.sums)
-        torch._foreach_add_(strengths, beta)
-        torch._foreach_div_(strengths, lr)
-        torch._foreach_add_(strengths, l2)
-        values = torch._foreach_mul(self.weights, strengths)
-        torch._foreach_add_(values, self.duals)
-        torch._foreach_sub_(values, self.gradients)
-        torch._foreach_copy_(self.duals, values)
-        torch._foreach_clamp_max_(self.duals, l1)
-        torch._foreach_clamp_min_(self.duals, -l1)
-        torch._foreach_sub_(values, self.duals)
-        torch._foreach_div_(values, strengths)
-        torch._foreach_copy_(self.weights, values)
+        strengths = _strengths([state["sum"].index_select(0, rows)], group)
+        if group["l1"] == 0:
+            parameter.index_add_(0, rows, values / strengths[0], alpha=-1)
+            return
+        weights, duals = parameter.index_select(0, rows), state["dual"].index_select(0, rows)
+        _shrink([weights], [values], strengths, [duals], group["l1"])
+        parameter.index_copy_(0, rows, weights)
+        state["dual"].index_copy_(0, rows, duals)
 
 
-def _initial_state(parameter: torch.Tensor, l1: float) -> dict[str, torch.Tensor]:
-    return {
-        "sum": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        "dual": parameter.detach().sign().mul_(l1),
-    }
+def _strengths(sums: list[torch.Tensor], group: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Return q of the module's docstring."""
+    strengths = torch._foreach_sqrt(sums)
+    torch._foreach_mul_(strengths, 1 / group["lr"])
+    torch._foreach_add_(strengths, group["beta"] / group["lr"] + group["l2"])
+    return strengths
+
+
+def _shrink(
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    strengths: tuple[torch.Tensor, ...],
+    duals: list[torch.Tensor],
+    l1: float,
+) -> None:
+    """Update weights and duals in place: v, d and w of the module's docstring."""
+    values = torch._foreach_mul(weights, strengths)
+    torch._foreach_add_(values, duals)
+    torch._foreach_sub_(values, gradients)
+    torch._foreach_copy_(duals, values)
+    torch._foreach_clamp_max_(duals, l1)
+    torch._foreach_clamp_min_(duals, -l1)
+    torch._foreach_sub_(values, duals)
+    torch._foreach_div_(values, strengths)
+    torch._foreach_copy_(weights, values)
 
 
 def _either(name: str, value: float | None, other: str, other_value: float | None, *, default: float) -> float:
