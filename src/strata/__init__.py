@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from strata.train import Context as Context
     from strata.train import TrainingOrchestrator as TrainingOrchestrator
     from strata.train import init as init
+    from strata.trainer.trainer import Trainer as Trainer
 
 _HOMES = {
     "AsyncCheckpointManager": "strata.checkpoint",
@@ -37,6 +38,7 @@ _HOMES = {
     "IcebergDataset": "strata.data",
     "StrataError": "strata.errors",
     "StructuredDataset": "strata.data",
+    "Trainer": "strata.trainer.trainer",
     "TrainingOrchestrator": "strata.train",
     "init": "strata.train",
 }

@@ -95,7 +95,7 @@ def direction_problem(module: str, imported: str) -> str | None:
     here, there = package_of(module), package_of(imported)
     if not imported.startswith("strata.") or here == there:
         return None
-    if here == "" or module == "strata.train" and there == "trainer":
+    if here == "" or (module == "strata.train" and there == "trainer"):
         return None  # they only lend names, and load nothing: tests/unit/test_import.py
     if here in SHOWS_ALL and there != "cli":
         return None

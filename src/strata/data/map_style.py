@@ -302,12 +302,14 @@ class _Seeded:
         return len(self.dataset)
 
     def __getitems__(self, share: Share) -> tuple[Any, int]:
+        if getattr(self.dataset, "draws_no_random_numbers", False):  # seeding would take longer than reading arrays
+            return self._collate(self.dataset.__getitems__(share.indices)), len(share.indices)
         with _seeded(share.seed):
             if getattr(self.dataset, "__getitems__", None):
                 found = self.dataset.__getitems__(share.rows)
             else:
                 found = [self.dataset[row] for row in share.rows]
-            return self._collate(found), len(share.rows)
+            return self._collate(found), len(share.indices)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ class Call:
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    max_bytes: int = MAX_CALL_BYTES
+    """Largest size of the pickled call."""
 
     @property
     def name(self) -> str:
@@ -63,10 +65,10 @@ def write_call(path: Path, call: Call) -> None:
     with _written(path) as file:
         file.write(json.dumps(places).encode() + b"\n")
         try:
-            _dump((call.function, call.args, call.kwargs), file, MAX_CALL_BYTES)
+            _dump((call.function, call.args, call.kwargs), file, call.max_bytes)
         except _TooLarge:
             raise LimitExceeded(
-                f"{call.name} and its arguments exceed {MAX_CALL_BYTES >> 20} MiB; write large objects to a file and "
+                f"{call.name} and its arguments exceed {call.max_bytes >> 20} MiB; write large objects to a file and "
                 "pass its path",
                 field="train_fn",
             ) from None
@@ -280,7 +282,7 @@ def _culprit(call: Call) -> str:
     for name, value in named.items():
         with contextlib.suppress(_TooLarge):
             try:
-                _dump(value, None, MAX_CALL_BYTES)
+                _dump(value, None, call.max_bytes)
             except _NotPicklable:
                 return f"{name} of {call.name}, a {type(value).__name__},"
     return f"the function {call.name}, with the globals that it uses,"

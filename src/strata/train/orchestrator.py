@@ -318,30 +318,52 @@ class TrainingOrchestrator:
             InvalidArgument: The function or an argument cannot be pickled.
             RunFailed: The function raised, or a worker died too often; the message shows its traceback.
         """
-        from strata.launch.record.log import parse_which  # noqa: PLC0415
-
-        which = parse_which(logs)
-        directory = _prepare(
+        return run_call(
             remote_function.Call(train_fn, args, kwargs),
             workers=workers,
-            engine=_check_engine(engine),
+            engine=engine,
             name=name,
             max_restarts=max_restarts,
             checkpoints=os.fspath(checkpoints),
+            logs=logs,
         )
-        finish = _carry_out(directory, which)
-        if finish.outcome != "done":
-            raise _failure(directory, finish)
-        status = directory.status
-        if status is None:
-            raise RunFailed(f"run {directory.name} is done, but its status cannot be read; see {directory.path}")
-        place = _call_directory(directory)
-        try:
-            found = [remote_function.read_result(place, status.attempt, rank) for rank in range(status.world_size)]
-        except RunFailed as error:
-            raise RunFailed(f"run {directory.name} is done, but {error}\nlogs: {directory.path / 'logs'}") from error
-        shutil.rmtree(place, ignore_errors=True)  # the caller has the results
-        return found
+
+
+def run_call(
+    call: remote_function.Call,
+    *,
+    workers: int | str,
+    engine: str,
+    name: str = "",
+    max_restarts: int = 3,
+    checkpoints: str = "",
+    logs: str = "auto",
+) -> list[Any]:
+    """Make a call on workers; `TrainingOrchestrator.run` documents the arguments and errors."""
+    from strata.launch.record.log import parse_which  # noqa: PLC0415
+
+    which = parse_which(logs)
+    directory = _prepare(
+        call,
+        workers=workers,
+        engine=_check_engine(engine),
+        name=name,
+        max_restarts=max_restarts,
+        checkpoints=checkpoints,
+    )
+    finish = _carry_out(directory, which)
+    if finish.outcome != "done":
+        raise _failure(directory, finish)
+    status = directory.status
+    if status is None:
+        raise RunFailed(f"run {directory.name} is done, but its status cannot be read; see {directory.path}")
+    place = _call_directory(directory)
+    try:
+        found = [remote_function.read_result(place, status.attempt, rank) for rank in range(status.world_size)]
+    except RunFailed as error:
+        raise RunFailed(f"run {directory.name} is done, but {error}\nlogs: {directory.path / 'logs'}") from error
+    shutil.rmtree(place, ignore_errors=True)  # the caller has the results
+    return found
 
 
 def _check_engine(name: str) -> Literal["local", "ray"]:

@@ -102,6 +102,15 @@ def init(
     return Context(spec.identity, membership, manager, strategy=strategy, agreement=agreement)
 
 
+def alone(
+    *, checkpoints: str | os.PathLike[str], every: int | str | Strategy | None = None, **checkpoint_options: Any
+) -> Context:
+    """Return the context of a single process without a coordinator. The arguments are those of `init`."""
+    strategy = strategy_of(every)
+    manager = CheckpointManager(checkpoints, strategy=strategy, **{"keep_count": 3, **checkpoint_options})
+    return Context(Identity(), NoMembership(), manager, strategy=strategy)
+
+
 def strategy_of(every: int | str | Strategy | None) -> Strategy:
     """Return the strategy for a number of steps, a time, or a strategy.
 

@@ -125,9 +125,20 @@ def read_map_cursor(state: Mapping[str, Any]) -> MapCursor:
 class Share:
     """This rank's part of one global batch."""
 
-    rows: list[int]
-    seed: int
-    """Seeds the random numbers drawn while these rows are read; derived from the epoch and the first position."""
+    indices: Ints
+    key: tuple[int, ...]
+    """The shuffle seed, the epoch and the first position."""
+
+    @property
+    def rows(self) -> list[int]:
+        """The indices as a list, which most datasets expect."""
+        found: list[int] = self.indices.tolist()
+        return found
+
+    @property
+    def seed(self) -> int:
+        """Seeds the random numbers drawn while these rows are read."""
+        return _seed(*self.key)
 
 
 class MapRows:
@@ -299,7 +310,7 @@ def _shares(steps: Steps, cursor: MapCursor, rank: int) -> Iterator[Share]:
             rows = permuted(rows, cursor.num_rows, seed=cursor.seed, epoch=cursor.epoch)
         cuts = np.cumsum([len(each) for each in positions[:-1]], dtype=np.int64)
         for own, each in zip(positions, np.split(rows, cuts), strict=True):
-            yield Share(each.tolist(), _seed(cursor.seed, cursor.epoch, int(own[0])))
+            yield Share(each, (cursor.seed, cursor.epoch, int(own[0])))
 
 
 def _positions(steps: Steps, batch: int, rank: int) -> Ints:

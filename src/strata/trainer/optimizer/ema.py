@@ -80,6 +80,12 @@ class Ema:
             _swap(pairs)
             self._is_applied = False
 
+    @torch.no_grad()
+    def copy_to(self, module: nn.Module) -> None:
+        """Replace the weights of the module by the averages."""
+        for parameter, average in self._pairs(module):
+            parameter.copy_(average)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the averages by the names of their parameters, and the number of calls."""
         self._require_own_weights("state_dict")

@@ -1,0 +1,184 @@
+"""Engines: where a Trainer's work runs. The port is `Engine`; the work itself is the same function everywhere.
+
+Inline      in this process, without a coordinator: workers=1
+Launched    in processes that are started for it, on this machine or on Ray: workers=N, engine="ray"
+Joined      in this process, which is already a rank: under `strata run` (one machine or several) and torchrun
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from torch import distributed
+
+from strata.errors import ConfigError
+from strata.identity import TORCHRUN, Identity
+from strata.launch.environment import read_environment
+from strata.train.function import Call
+from strata.train.orchestrator import run_call
+from strata.train.startup import alone, init
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from strata.train.context import Context
+
+T = TypeVar("T")
+Work = "Callable[[Session], T]"
+MAX_CALL_BYTES = 16 << 30
+"""Largest pickled job: the module's weights and the arrays that the user passed."""
+_MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Where and when a fit saves."""
+
+    checkpoints: str
+    every: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Session:
+    """What an engine gives to the work on each worker."""
+
+    context: Context
+    on_interrupt: Callable[[Callable[[], None]], contextlib.AbstractContextManager[None]]
+    """Returns a context manager within which Ctrl-C calls a function, instead of interrupting a step."""
+
+
+class Engine(Protocol):
+    def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
+        """Call `work(session, *arguments)` on every worker; return the result of rank 0.
+
+        Raises:
+            RunFailed: A worker failed; or what the work raised, if it ran in this process.
+        """
+        ...
+
+
+class Inline:
+    """One worker: this process, without a coordinator."""
+
+    def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
+        with alone(checkpoints=saving.checkpoints, every=saving.every, **saving.options) as context:
+            return work(Session(context, _interruptible), *arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """Worker processes that an agent starts, watches and restarts."""
+
+    workers: int | str
+    engine: str = "local"
+    name: str = ""
+    max_restarts: int = 3
+    logs: str = "auto"
+
+    def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
+        results = run_call(
+            Call(_launched_worker, (work, arguments, saving), {}, max_bytes=MAX_CALL_BYTES),
+            workers=self.workers,
+            engine=self.engine,
+            name=self.name,
+            max_restarts=self.max_restarts,
+            checkpoints=saving.checkpoints,
+            logs=self.logs,
+        )
+        found: T = results[0]
+        return found
+
+
+class Joined:
+    """This process is a rank of a run. The context stays open until the process exits."""
+
+    _context: Context | None = None
+
+    def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
+        if Joined._context is None:
+            Joined._context = init(every=saving.every, **saving.options)
+        context = Joined._context
+        with _process_group(context, is_kept=True):
+            return work(Session(context, _not_interruptible), *arguments)
+
+
+def choose(*, workers: int | str, engine: str, name: str, max_restarts: int, logs: str) -> Engine:
+    """Return the engine for a Trainer's arguments in this process.
+
+    Raises:
+        ConfigError: The engine is unknown.
+    """
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"engine={engine!r} is unknown; use 'local' or 'ray'", field="engine")
+    if is_worker():
+        return Joined()
+    if workers == 1 and engine == "local":
+        return Inline()
+    return Launched(workers=workers, engine=engine, name=name, max_restarts=max_restarts, logs=logs)
+
+
+def is_worker() -> bool:
+    """Return whether a launcher has started this process as a rank."""
+    if read_environment(os.environ) is not None:
+        return True
+    found = Identity.from_environment(os.environ, launchers=(TORCHRUN,))
+    return found is not None and found.world_size > 1
+
+
+def _launched_worker(work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T | None:
+    """Run the work in a worker process; only the result of rank 0 counts."""
+    _keep_memory()
+    with init(every=saving.every, **saving.options) as context, _process_group(context, is_kept=False):
+        result = work(Session(context, _not_interruptible), *arguments)
+        return result if context.rank == 0 else None
+
+
+@contextlib.contextmanager
+def _process_group(context: Context, *, is_kept: bool) -> Iterator[None]:
+    is_ours = context.world_size > 1 and not distributed.is_initialized()
+    if is_ours:
+        context.init_process_group()
+    try:
+        yield
+    finally:
+        if is_ours and not is_kept:
+            distributed.destroy_process_group()
+
+
+def _keep_memory() -> None:
+    """Let malloc keep large buffers between steps; by default glibc returns them to the kernel after every step."""
+    with contextlib.suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+        libc.mallopt(_TOP_PAD, 64 << 20)
+
+
+@contextlib.contextmanager
+def _interruptible(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C end training after the current step, with a save; a second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        interrupt()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _not_interruptible(interrupt: Callable[[], None]) -> Iterator[None]:  # noqa: ARG001 - the agent handles Ctrl-C
+    yield

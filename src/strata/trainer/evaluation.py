@@ -1,0 +1,100 @@
+"""Evaluation and prediction: every row once, metrics over all rows of all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from strata.trainer.batches import Batch, Splitter
+    from strata.trainer.metrics import MetricSet
+    from strata.trainer.optimizer import Ema
+    from strata.trainer.trainer import Trainer
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class Evaluator:
+    """Runs a module without training it."""
+
+    def __init__(self, trainer: Trainer, splitter: Splitter, metrics: MetricSet, device: torch.device) -> None:
+        self._trainer = trainer
+        self._module = trainer.module
+        self._objective = trainer.objective
+        self._splitter = splitter
+        self._metrics = metrics
+        self._device = device
+        self.averaged: Ema | None = None
+        """Averaged weights to use instead of the module's."""
+
+    def evaluate(self, loader: Any) -> dict[str, float]:
+        """Return the loss and the metrics over all rows, the same on every rank. All ranks must call it."""
+        objective, metrics = self._objective, self._metrics
+        metrics.reset()
+        loss_sum = num_rows = 0.0
+        for batch, output in self._outputs(loader):
+            if objective.loss is not None:
+                loss = objective(output, batch.target, batch.weight).item()
+                loss_sum += loss * (1 if objective.is_sum else batch.num_rows)
+            metrics.update(*objective.aligned(output, batch.target), batch.weight)
+            num_rows += batch.num_rows
+        loss_sum, num_rows = summed([loss_sum, num_rows])
+        metrics.gather()
+        found = {} if objective.loss is None else {"loss": loss_sum / max(num_rows, 1.0)}
+        return {**found, **metrics.compute()}
+
+    def predict(self, loader: Any) -> torch.Tensor:
+        """Return this rank's predictions in the order of the loader's rows, on the CPU."""
+        found = [output.detach().cpu() for _, output in self._outputs(loader)]
+        return torch.cat(found) if found else torch.empty(0)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a forward pass, for the precision that the user chose."""
+        precision = self._trainer.settings.precision
+        if precision == "fp32":
+            return _NOTHING
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+        return torch.autocast(self._device.type, dtype=dtype)
+
+    def _outputs(self, loader: Any) -> Iterator[tuple[Batch, Any]]:
+        """Yield batches with the module's predictions, without gradients."""
+        with self._evaluating(), torch.inference_mode():
+            for raw in loader:
+                batch = self._splitter(raw)
+                with self.autocast():
+                    output = self._trainer.prediction_step(self._module, batch)
+                yield batch, output
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Use the averaged weights, if there are any, and rank 0's buffers on all ranks."""
+        if is_distributed():
+            for buffer in self._module.buffers():
+                distributed.broadcast(buffer, 0)
+        was_training = self._module.training
+        self._module.eval()
+        try:
+            with _NOTHING if self.averaged is None else self.averaged.applied(self._module):
+                yield
+        finally:
+            self._module.train(was_training)
+
+
+def summed(values: Sequence[float]) -> list[float]:
+    """Add up numbers over all ranks, in float64."""
+    if not is_distributed():
+        return list(values)
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    distributed.all_reduce(total)
+    result: list[float] = total.tolist()
+    return result
+
+
+def is_distributed() -> bool:
+    return distributed.is_available() and distributed.is_initialized()

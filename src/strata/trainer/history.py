@@ -1,0 +1,113 @@
+"""What a fit has achieved: one row per epoch, the best epoch, and whether to stop early. Pure, and part of checkpoints.
+
+Early stopping compares with the best value so far, not with the previous epoch, and is decided from values that are the
+same on all ranks, so that all ranks stop at the same epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from strata.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from strata.checkpoint import CheckpointMetadata
+
+Better = Literal["lower", "higher"]
+TIMINGS = ("seconds", "rows_per_s")
+"""Keys of a history row that differ between two otherwise identical runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopping:
+    """Stop when the monitored value has not improved for `patience` epochs."""
+
+    monitor: str = ""
+    """A key of the history, such as `valid_auc`; by default the first validation metric, else the validation loss."""
+    patience: int = 3
+    min_delta: float = 0.0
+    """Smallest change that counts as an improvement."""
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise InvalidArgument(f"patience={self.patience} must be at least 1", field="patience")
+        if not self.min_delta >= 0.0:
+            raise InvalidArgument(f"min_delta={self.min_delta} must be 0 or more", field="min_delta")
+
+
+@dataclass(slots=True)
+class History:
+    """Rows of all epochs so far, and the best of them."""
+
+    monitor: str
+    better: Better
+    early_stopping: EarlyStopping | None = None
+    rows: list[dict[str, float]] = field(default_factory=list)
+    best_epoch: int = -1
+    stop_reason: str = ""
+    """Why training ended before its last epoch; empty if it did not."""
+
+    def add(self, row: Mapping[str, float]) -> bool:
+        """Append the row of an epoch; return whether it is the best so far."""
+        if self.monitor not in row:
+            raise InvalidArgument(
+                f"monitor={self.monitor!r} is not in the history; it has {', '.join(row)}", field="monitor"
+            )
+        self.rows.append(dict(row))
+        is_best = self.best_epoch < 0 or self._improves(row[self.monitor])
+        if is_best:
+            self.best_epoch = len(self.rows) - 1
+        patience = None if self.early_stopping is None else self.early_stopping.patience
+        if patience is not None and len(self.rows) - 1 - self.best_epoch >= patience:
+            self.stop_reason = f"{self.monitor} has not improved for {patience} epochs; best {self.best_value:g}"
+        return is_best
+
+    @property
+    def best_value(self) -> float:
+        return self.rows[self.best_epoch][self.monitor] if self.rows else math.nan
+
+    @property
+    def num_epochs(self) -> int:
+        return len(self.rows)
+
+    def _improves(self, value: float) -> bool:
+        best = self.best_value
+        if math.isnan(value) or math.isnan(best):
+            return math.isnan(best) and not math.isnan(value)
+        delta = self.early_stopping.min_delta if self.early_stopping is not None else 0.0
+        return value < best - delta if self.better == "lower" else value > best + delta
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows, "best_epoch": self.best_epoch, "stop_reason": self.stop_reason}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rows = [dict(row) for row in state["rows"]]
+        self.best_epoch, self.stop_reason = int(state["best_epoch"]), str(state["stop_reason"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What `Trainer.fit` returns."""
+
+    history: list[dict[str, float]]
+    """One row per epoch: losses, metrics, learning rate, rows and seconds."""
+    steps: int
+    best_epoch: int
+    """Index of the best row of `history`, by `monitor`; -1 without an epoch."""
+    monitor: str
+    best: CheckpointMetadata | None
+    """Checkpoint of the best epoch; the last one if there is no validation data."""
+    checkpoints: str
+    """Directory or URL of the checkpoints."""
+    timings: dict[str, float]
+    """Seconds: `start_s` until the first step, `train_s`, `valid_s`, `total_s`."""
+    stop_reason: str = ""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The row of the best epoch."""
+        return self.history[self.best_epoch] if self.history else {}

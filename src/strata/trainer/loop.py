@@ -1,0 +1,172 @@
+"""The training loop, as it runs on every worker.
+
+`Loop.run` is the whole of it: epochs of optimizer steps, and the end of each epoch. What a step consists of, `step` and
+`update` show. Everything that makes it exact after a failure is the context's: it yields the remaining epochs, its
+loader continues at the next row, and `maybe_checkpoint` saves, stops or rescales between two optimizer steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import StrataError
+from strata.trainer.callbacks import StepInfo
+from strata.trainer.diagnosis import OF_MODULES, explain
+from strata.trainer.evaluation import summed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from strata.train.context import Context
+    from strata.trainer.batches import Batch
+    from strata.trainer.parts import Parts
+
+
+class NotFinite(StrataError):
+    """The loss or a gradient is NaN or infinite."""
+
+
+class Loop:
+    """Trains until the last epoch, or until the history asks to stop."""
+
+    def __init__(self, parts: Parts, ctx: Context) -> None:
+        self.parts = parts
+        self.ctx = ctx
+        self.is_interrupted = False
+        """Set by a signal handler: save after this step and raise KeyboardInterrupt."""
+        self._loss_sum = 0.0
+        """Sum of the loss over this rank's rows in this epoch."""
+        self._num_rows = 0
+        self._last_loss = math.nan
+        self._seconds = {"train_s": 0.0, "valid_s": 0.0}
+        self.first_step_s: float | None = None
+        self.state: dict[str, Any] = {"module": parts.module, "optimizer": parts.optimizer, "trainer": self}
+
+    def run(self) -> None:
+        history = self.parts.history
+        for epoch in self.ctx.epochs(self.parts.config.epochs):
+            if history.num_epochs <= epoch and not history.stop_reason:  # otherwise restored from the epoch's end
+                began_s = time.perf_counter()
+                for batches in self.parts.groups():
+                    self.step(batches)
+                    if self.is_cut or history.stop_reason:
+                        break
+                if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
+                    self._save_last()
+                self.end_epoch(epoch, time.perf_counter() - began_s)
+            if self.is_cut or history.stop_reason:
+                break
+        if not self.is_cut:
+            self._save_last()
+
+    def step(self, batches: Iterator[tuple[Batch, float, bool]]) -> None:
+        """Make one optimizer step from the batches that accumulate into it."""
+        parts = self.parts
+        for batch, weight, is_last in batches:
+            with contextlib.nullcontext() if is_last else parts.bound.accumulating():
+                try:
+                    with parts.evaluator.autocast():
+                        loss = parts.trainer.training_step(parts.bound.module, batch)
+                except OF_MODULES as error:
+                    explain(error, parts.module, batch, is_first=self.first_step_s is None)
+                    raise
+                self._note(loss, batch)
+                parts.scaler.scale(loss if weight == 1.0 else loss * weight).backward()
+        self.update()
+
+    def update(self) -> None:
+        parts, ctx = self.parts, self.ctx
+        if parts.are_gradients_usable():
+            parts.scaler.step(parts.optimizer)
+        parts.scaler.update()
+        parts.optimizer.zero_grad(set_to_none=True)
+        step = ctx.step + 1
+        parts.after_step(step)
+        if self.first_step_s is None:
+            self.first_step_s = time.time()
+        if step % parts.settings.log_every == 0:
+            self._report(step)
+        else:
+            ctx.report(step=step)
+        ctx.maybe_checkpoint(self.state, is_passing=True, **self._save_options())
+        if self.is_interrupted:
+            ctx.checkpoint(self.state, **self._save_options()).wait()
+            raise KeyboardInterrupt(f"saved step {step}; continue with fit(…, resume=True)")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether `max_steps` ends training before the last epoch is complete."""
+        most = self.parts.config.max_steps
+        return most is not None and self.ctx.step >= most
+
+    @property
+    def stop_reason(self) -> str:
+        return f"max_steps={self.parts.config.max_steps} reached" if self.is_cut else self.parts.history.stop_reason
+
+    def end_epoch(self, epoch: int, seconds: float) -> None:
+        """Validate, add the epoch to the history, report it, and save it if it is the best."""
+        parts, ctx = self.parts, self.ctx
+        loss_sum, num_rows = summed([self._loss_sum, float(self._num_rows)])
+        row: dict[str, float] = {"epoch": float(epoch), "step": float(ctx.step), "loss": loss_sum / max(num_rows, 1.0)}
+        if parts.valid is not None:
+            began_s = time.perf_counter()
+            if not parts.bound.is_replicated:
+                parts.bound.finish()
+            found = parts.evaluator.evaluate(parts.valid)
+            row |= {f"valid_{name}": value for name, value in found.items()}
+            self._seconds["valid_s"] += time.perf_counter() - began_s
+        row |= {"learning_rate": parts.learning_rate, "seconds": seconds, "rows_per_s": num_rows / max(seconds, 1e-9)}
+        self._seconds["train_s"] += seconds
+        self._loss_sum, self._num_rows = 0.0, 0
+        is_best = parts.history.add(row)
+        parts.after_epoch(row)
+        for callback in parts.callbacks:
+            callback.on_epoch(row)
+        if parts.valid is not None and is_best and not self.is_cut:
+            metadata = {parts.history.monitor: row[parts.history.monitor]}
+            ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        return self._seconds
+
+    def _note(self, loss: torch.Tensor, batch: Batch) -> None:
+        value = self._last_loss = loss.item()
+        if self.parts.settings.on_nan == "raise" and not math.isfinite(value):
+            raise NotFinite(
+                f"the loss is {value} at step {self.ctx.step + 1} on rank {self.ctx.rank}; lower the learning rate, "
+                "clip gradients with clip_norm=1.0, check the inputs for NaN, or leave out such steps with "
+                "on_nan='skip'. Checkpoints contain only earlier steps"
+            )
+        self._loss_sum += value * (1 if self.parts.is_loss_sum else batch.num_rows)
+        self._num_rows += batch.num_rows
+
+    def _report(self, step: int) -> None:
+        self.ctx.report(step=step, loss=self._last_loss)
+        if self.parts.callbacks:
+            info = StepInfo(
+                step=step, epoch=self.ctx.epoch, loss=self._last_loss, learning_rate=self.parts.learning_rate
+            )
+            for callback in self.parts.callbacks:
+                callback.on_step(info)
+
+    def _save_last(self) -> None:
+        self.parts.bound.finish()
+        self.ctx.save_last(self.state, **self._save_options())
+
+    def _save_options(self) -> dict[str, Any]:
+        return {"replicated": self.parts.replicated}
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss_sum": self._loss_sum, "num_rows": self._num_rows, **self.parts.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loss_sum, self._num_rows = float(state["loss_sum"]), int(state["num_rows"])
+        self.parts.load_state_dict(state)

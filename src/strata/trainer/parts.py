@@ -1,0 +1,383 @@
+"""What the loop combines on one worker: module, strategy, optimizer, data, metrics. Built once, before the first step.
+
+Everything that can be wrong with a user's arguments is found here or in the first batch. `build` also runs in the
+calling process, with `check`, before workers are started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from strata.errors import ConfigError, InvalidArgument
+from strata.trainer import callbacks as callback_registry
+from strata.trainer import sources
+from strata.trainer.batches import Batch, Splitter, check_label
+from strata.trainer.binding import Binding, bind, feature_parts
+from strata.trainer.evaluation import Evaluator
+from strata.trainer.history import Better, History
+from strata.trainer.metrics import MetricSet
+from strata.trainer.optimizer import Ema
+from strata.trainer.optimizer import build as build_optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from strata.identity import Identity
+    from strata.trainer.callbacks import Callback
+    from strata.trainer.config import FitConfig, Settings
+    from strata.trainer.objective import Objective
+    from strata.trainer.strategy import Bound
+    from strata.trainer.trainer import Trainer
+
+
+class Parts:
+    """The objects of one worker. `build` creates it."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        config: FitConfig,
+        bound: Bound,
+        optimizer: Any,
+        loader: Any,
+        valid: Any,
+        splitter: Splitter,
+        evaluator: Evaluator,
+        history: History,
+        callbacks: Sequence[Callback],
+        ranks: Identity,
+        device: torch.device,
+    ) -> None:
+        self.trainer = trainer
+        self.settings: Settings = trainer.settings
+        self.config = config
+        self.module: nn.Module = trainer.module
+        self.bound = bound
+        self.objective: Objective = trainer.objective
+        self.is_loss_sum = trainer.objective.is_sum
+        self.optimizer = optimizer
+        self.loader = loader
+        self.valid = valid
+        self.evaluator = evaluator
+        self.history = history
+        self.callbacks = callbacks
+        self.replicated = replicated_names(self.module, bound)
+        self.num_skipped = 0
+        """Steps that were left out because of on_nan="skip"."""
+        settings = trainer.settings
+        self._splitter = splitter
+        self._world_size = ranks.world_size
+        self._parameters = [each for each in self.module.parameters() if each.requires_grad]
+        self._scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
+        self._ema = None if settings.ema is None else Ema(settings.ema)
+        if self._ema is not None:
+            evaluator.averaged = self._ema
+        is_scaled = settings.precision == "fp16"
+        self.scaler: Any = torch.amp.GradScaler(device.type) if is_scaled else _NoScaler()
+        self._checks_gradients = settings.on_nan != "raise"
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def groups(self) -> Iterator[Iterator[tuple[Batch, float, bool]]]:
+        """Yield the batches of each optimizer step, with their weights and whether they are the last of the step."""
+        self.module.train()
+        clock = _RowClock(self.loader, self._world_size)
+        raw = iter(self.loader)
+        for first in raw:
+            yield self._group(first, raw, clock)
+
+    def _group(self, current: Any, raw: Iterator[Any], clock: _RowClock) -> Iterator[tuple[Batch, float, bool]]:
+        most = self.settings.accumulate
+        group_rows = clock.group_rows(most)
+        for _ in range(1, most):
+            following = next(raw, _END)
+            if following is _END:
+                break
+            yield self._weighted(current, group_rows, is_last=False)
+            current = following
+        yield self._weighted(current, group_rows, is_last=True)
+        clock.advance()
+
+    def _weighted(self, raw: Any, group_rows: int | None, *, is_last: bool) -> tuple[Batch, float, bool]:
+        """Return a batch and the weight of its mean loss, with which all ranks together average over all rows."""
+        batch = self._splitter(raw)
+        if self.is_loss_sum:
+            weight = float(self._world_size)
+        elif group_rows is None:
+            weight = 1.0 / self.settings.accumulate
+        else:
+            weight = batch.num_rows * self._world_size / group_rows
+        return batch, weight, is_last
+
+    def are_gradients_usable(self) -> bool:
+        """Clip the gradients; return whether to apply them. All ranks decide the same: they share the gradients."""
+        settings = self.settings
+        if not self._checks_gradients and settings.clip_norm is None and settings.clip_value is None:
+            return True
+        if settings.precision == "fp16":
+            self.scaler.unscale_(self.optimizer)
+        if settings.clip_value is not None:
+            nn.utils.clip_grad_value_(self._parameters, settings.clip_value)
+        limit = float("inf") if settings.clip_norm is None else settings.clip_norm
+        norm = nn.utils.clip_grad_norm_(self._parameters, limit)
+        if not self._checks_gradients or torch.isfinite(norm):
+            return True
+        self.num_skipped += 1
+        if settings.on_nan == "stop":
+            self.history.stop_reason = f"a gradient is not finite (norm {norm.item():g})"
+        return False
+
+    def after_step(self, step: int) -> None:
+        if self._scheduler is not None and self.settings.scheduler_every == "step":
+            self._scheduler.step()
+        if self._ema is not None:
+            self._ema.update(self.module)
+        self.bound.after_step(step)
+
+    def after_epoch(self, row: Mapping[str, float]) -> None:
+        if self._scheduler is None or self.settings.scheduler_every != "epoch":
+            return
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self._scheduler.step(row[self.history.monitor])
+        else:
+            self._scheduler.step()
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        stateful = {"scheduler": self._scheduler, "ema": self._ema, "strategy": self.bound, "history": self.history}
+        states = {name: each.state_dict() for name, each in stateful.items() if each is not None}
+        return {**states, "scaler": self.scaler.state_dict(), "num_skipped": self.num_skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_skipped = int(state["num_skipped"])
+        self.history.load_state_dict(state["history"])
+        self.bound.load_state_dict(state["strategy"])
+        self.scaler.load_state_dict(state["scaler"])
+        for name, part in (("scheduler", self._scheduler), ("ema", self._ema)):
+            if part is not None and name in state:
+                part.load_state_dict(state[name])
+
+
+def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.device) -> Parts:
+    """Build the parts of one worker; collective if there are several.
+
+    Raises:
+        InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
+    """
+    settings, module = trainer.settings, trainer.module
+    evaluator, loader, splitter, metrics = build_evaluator(trainer, config, ranks, device)
+    if settings.compile:
+        module.compile(**(settings.compile if isinstance(settings.compile, dict) else {}))
+    optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
+    bound = trainer.strategy.bind(module, ranks)
+    monitor, better = monitored(metrics, config)
+    valid = None
+    if config.valid is not None:
+        valid = _open(config.valid, trainer, config, decide_binding(trainer, config), ranks, shuffle=False)
+    return Parts(
+        trainer=trainer,
+        config=config,
+        bound=bound,
+        optimizer=optimizer,
+        loader=loader,
+        valid=valid,
+        splitter=splitter,
+        evaluator=evaluator,
+        history=History(monitor, better, early_stopping=config.early_stopping),
+        callbacks=[callback_registry.create(each) for each in trainer.callbacks] if ranks.rank == 0 else [],
+        ranks=ranks,
+        device=device,
+    )
+
+
+def build_evaluator(
+    trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.device, *, needs_target: bool = True
+) -> tuple[Evaluator, Any, Splitter, MetricSet]:
+    """Build what evaluation and prediction need: the evaluator, and the loader of `config.train`."""
+    if trainer.settings.precision == "fp16" and device.type == "cpu":
+        raise ConfigError("precision='fp16' needs an accelerator; use 'bf16' or 'fp32' on a CPU", field="precision")
+    binding = decide_binding(trainer, config, needs_target=needs_target)
+    trainer.module.to(device)
+    trainer.objective.to(device)
+    splitter = Splitter(
+        trainer.module,
+        label=config.label,
+        inputs=config.inputs,
+        weight=config.weight if needs_target else None,
+        parts={} if trainer.features is None else feature_parts(trainer.features.fields),
+        binding=binding,
+        device=device,
+        needs_target=needs_target and trainer.objective.loss is not None,
+    )
+    metrics = make_metrics(trainer)
+    loader = _open(config.train, trainer, config, binding, ranks, shuffle=config.shuffle, needs_target=needs_target)
+    return Evaluator(trainer, splitter, metrics, device), loader, splitter, metrics
+
+
+def make_metrics(trainer: Trainer) -> MetricSet:
+    return MetricSet(trainer.metrics, from_logits=trainer.objective.from_logits)
+
+
+def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
+    """Find mistakes in the caller's process, before workers start; return the monitored key and its direction.
+
+    Raises:
+        InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
+    """
+    decide_binding(trainer, config)
+    for each in trainer.callbacks:
+        callback_registry.create(each)
+    build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
+    return monitored(make_metrics(trainer), config)
+
+
+def decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool = True) -> Binding | None:
+    """Return how batches are passed to the module, if the data reveal their columns before the first batch.
+
+    Raises:
+        InvalidArgument: The label or an input is no column.
+    """
+    columns = sources.column_names(config.train, config.data_options)
+    if columns is None:
+        return None
+    labels = label_names(config.label)
+    if needs_target and trainer.objective.loss is not None and not callable(config.label):
+        check_label(labels, columns)
+    if needs_target and config.weight is not None and config.weight not in columns:
+        raise InvalidArgument(f"weight={config.weight!r} is no column; columns: {', '.join(columns)}", field="weight")
+    features = trainer.features
+    if features is not None and sources.is_path(config.train):
+        varlen = [each.name for each in features.fields if each.kind == "varlen"]
+        encoded = [name for name in ("sparse", "dense") if any(each.kind == name for each in features.fields)]
+        return bind(
+            trainer.module.forward, [*encoded, *varlen], inputs=config.inputs, parts=feature_parts(features.fields)
+        )
+    others = [name for name in columns if name not in labels and name != config.weight]
+    return bind(trainer.module.forward, others, inputs=config.inputs)
+
+
+def label_names(label: Any) -> list[str]:
+    if isinstance(label, str):
+        return [label]
+    return [] if label is None or callable(label) else list(label)
+
+
+def replicated_names(module: nn.Module, bound: Bound) -> tuple[str, ...]:
+    """Return patterns of what is equal on all ranks, which they share the work of saving.
+
+    Buffers, such as the statistics of a BatchNorm, differ until the next forward pass, so each rank saves its own.
+    """
+    if not bound.is_replicated:
+        return ()
+    if next(module.buffers(), None) is None:
+        return ("module.*", "optimizer.*", "trainer.ema.*")
+    return (*(f"module.{name}" for name, _ in module.named_parameters()), "optimizer.*", "trainer.ema.*")
+
+
+def _open(
+    source: Any,
+    trainer: Trainer,
+    config: FitConfig,
+    binding: Binding | None,
+    ranks: Identity,
+    *,
+    shuffle: bool,
+    needs_target: bool = True,
+) -> Any:
+    features = trainer.features
+    kept = [*label_names(config.label), *([config.weight] if config.weight is not None else [])] if needs_target else []
+    columns: list[str] | None = None
+    transform = None
+    if features is not None and sources.is_path(source):
+        columns = [*dict.fromkeys([*features.columns_read, *kept])]
+        transform = features.with_passthrough(*kept).encode
+    elif binding is not None and binding.columns:
+        columns = [*dict.fromkeys([*binding.columns, *kept])]
+    return sources.open_loader(
+        source,
+        ranks=ranks,
+        batch_size=config.batch_size,
+        shuffle=shuffle,
+        seed=trainer.settings.seed,
+        columns=columns,
+        transform=transform,
+        options=config.data_options,
+    )
+
+
+def monitored(metrics: MetricSet, config: FitConfig) -> tuple[str, Better]:
+    """Return the key of the history that decides which epoch is the best, and its direction."""
+    named = config.monitor or (config.early_stopping.monitor if config.early_stopping is not None else "")
+    if not named and config.valid is None:
+        return "loss", "lower"
+    known: dict[str, Better] = {
+        f"valid_{name}": better
+        for name, better in metrics.better.items()
+        if name != "calibration"  # best at 1, neither lower nor higher
+    }
+    known |= {"valid_loss": "lower", "loss": "lower"} if config.valid is not None else {"loss": "lower"}
+    if not named:
+        return next(iter(known.items()))
+    for candidate in (named, f"valid_{named}"):
+        if candidate in known:
+            return candidate, known[candidate]
+    raise InvalidArgument(f"monitor={named!r} is unknown; use one of {', '.join(known)}", field="monitor")
+
+
+class _RowClock:
+    """Counts the rows of all ranks in each step, from the position of the loader, without communication."""
+
+    def __init__(self, loader: Any, world_size: int) -> None:
+        self._loader = loader
+        self._world_size = world_size
+        self._has_position = bool(getattr(loader, "has_global_state", False))
+        self._before = loader.position[1] if self._has_position else 0
+
+    def group_rows(self, accumulate: int) -> int | None:
+        """Return the rows of the step whose first batch was just delivered; None if the loader does not know."""
+        if not self._has_position:
+            return None
+        after = int(self._loader.position[1])
+        if accumulate == 1:
+            return max(after - self._before, self._world_size)  # with fewer rows than ranks, some are repeated
+        num_left = self._loader.num_batches_left
+        if num_left + 1 > accumulate:
+            return (after - self._before) * accumulate
+        rows = getattr(self._loader, "map_rows", None)
+        total = self._loader.dataset.plan.num_rows if rows is None else rows.num_rows
+        return int(total) - self._before
+
+    def advance(self) -> None:
+        if self._has_position:
+            self._before = int(self._loader.position[1])
+
+
+class _NoScaler:
+    """Stands in for a gradient scaler where none is needed."""
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss
+
+    def step(self, optimizer: Any) -> None:
+        optimizer.step()
+
+    def update(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+_END = object()

@@ -1,0 +1,266 @@
+"""Data for a Trainer: everything that users pass becomes a loader with a position, sharded across ranks.
+
+path, URL, list of them        strata.data, only the columns that are needed
+pandas or Arrow table          an Arrow file in a scratch directory, then the same
+tensors, arrays, dict of them  `ArrayRows`, a map-style dataset that is indexed in bulk
+map-style Dataset              an exact loader over it
+torch DataLoader over one      the same, with its options
+any loader with a state        as it is; only the same number of workers can resume from its state
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+
+from strata.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from strata.identity import Identity
+
+MAX_LANES = 8
+"""Lanes of a shuffled loader over files. A fixed number makes the order independent of the number of workers."""
+
+_ADVICE = "a path or URL, a map-style Dataset, a loader with a state, a pandas or Arrow table, or tensors"
+
+
+class ArrayRows(Dataset[Any]):
+    """Rows of arrays of equal length, by name or in order. A batch is indexed at once, not row by row."""
+
+    draws_no_random_numbers = True
+
+    def __init__(self, arrays: Mapping[str, Any] | Sequence[Any]) -> None:
+        """
+        Raises:
+            InvalidArgument: The arrays have different lengths, or there are none.
+        """
+        is_mapping = hasattr(arrays, "items")
+        pairs = list(arrays.items()) if is_mapping else list(enumerate(arrays))  # type: ignore[union-attr]
+        self._tensors = {name: _tensor(value, name) for name, value in pairs}
+        self.names = [str(name) for name in self._tensors] if is_mapping else None
+        lengths = {name: len(value) for name, value in self._tensors.items()}
+        if len(set(lengths.values())) != 1:
+            listed = ", ".join(f"{name} has {count}" for name, count in lengths.items()) or "there are none"
+            raise InvalidArgument(f"arrays must have the same number of rows: {listed}", field="data")
+        self._num_rows = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, row: int) -> Any:
+        return self._packed({name: value[row] for name, value in self._tensors.items()})
+
+    def __getitems__(self, rows: Sequence[int]) -> Any:
+        index = torch.as_tensor(rows)
+        return self._packed({name: value[index] for name, value in self._tensors.items()})
+
+    def _packed(self, found: dict[Any, Any]) -> Any:
+        return found if self.names is not None else tuple(found.values())
+
+
+def resolve(data: Any, *, has_features: bool, scratch: Path) -> Any:
+    """Turn what a user passed into something that every worker can open; called once, before workers start.
+
+    Args:
+        scratch: Directory for tables, which become files.
+
+    Raises:
+        InvalidArgument: The type is not supported.
+    """
+    if is_path(data) or is_loader(data):
+        return data
+    if isinstance(data, torch.Tensor | np.ndarray):
+        data = (data,)
+    if _is_table(data) or (has_features and isinstance(data, dict)):
+        return _write_table(data, scratch)
+    if isinstance(data, dict) or (isinstance(data, list | tuple) and all(map(_is_array, data)) and data):
+        return ArrayRows(data)
+    if is_map_style(data):
+        return data
+    raise InvalidArgument(f"a {type(data).__name__} is no data to train on; pass {_ADVICE}", field="data")
+
+
+def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of the columns without reading rows of files; None if batches have no names or are unknown.
+
+    Raises:
+        NoData, DataError, StorageError: The files cannot be planned.
+    """
+    if is_path(source):
+        from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
+
+        planned = {name: value for name, value in options.items() if name not in ("columns", "num_workers")}
+        _, dataset = StructuredDataset.create_dataloader(source, **{**planned, "output_format": "arrow"})
+        return list(dataset.plan.columns)
+    if isinstance(source, ArrayRows):
+        return source.names
+    if is_map_style(source) and not isinstance(source, DataLoader):
+        row = source[0] if len(source) else None
+        return list(row) if isinstance(row, dict) else None
+    return None
+
+
+def open_loader(
+    source: Any,
+    *,
+    ranks: Identity,
+    batch_size: int,
+    shuffle: bool,
+    seed: int,
+    columns: Sequence[str] | None = None,
+    transform: Any = None,
+    options: Mapping[str, Any],
+) -> Any:
+    """Open a loader for this rank.
+
+    Args:
+        columns: The columns of files to read; None: all.
+        transform: Encodes the rows of files in the decode threads.
+    """
+    if is_path(source):
+        return _open_files(
+            source,
+            ranks=ranks,
+            options={
+                "batch_size": batch_size,
+                "shuffle": shuffle,
+                "shuffle_seed": seed,
+                "columns": columns,
+                "transform": transform,
+                "lanes": MAX_LANES if shuffle and ranks.world_size <= MAX_LANES else None,
+                **options,
+            },
+        )
+    if transform is not None:
+        raise InvalidArgument(
+            f"features= encodes files and tables, but the data is a {type(source).__name__}; pass a path, a DataFrame "
+            "or a dict of columns",
+            field="features",
+        )
+    if is_map_style(source):
+        return _open_map(source, ranks=ranks, batch_size=batch_size, shuffle=shuffle, seed=seed, options=options)
+    if isinstance(source, DataLoader) and not hasattr(source, "state_dict"):
+        return _reopen(source, ranks=ranks, seed=seed)
+    return source
+
+
+def _open_files(source: Any, *, ranks: Identity, options: dict[str, Any]) -> Any:
+    from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
+
+    loader, _ = StructuredDataset.create_dataloader(source, rank=ranks.rank, num_ranks=ranks.world_size, **options)
+    return loader
+
+
+def _open_map(
+    dataset: Any, *, ranks: Identity, batch_size: int, shuffle: bool, seed: int, options: Mapping[str, Any]
+) -> Any:
+    from strata.data.map_style import map_loader  # noqa: PLC0415
+
+    if not len(dataset):
+        raise InvalidArgument("the dataset has no rows", field="data")
+    defaults = {"collate_fn": _identity} if isinstance(dataset, ArrayRows) else {}
+    return map_loader(
+        dataset, ranks=ranks, batch_size=batch_size, shuffle=shuffle, shuffle_seed=seed, **{**defaults, **options}
+    )
+
+
+def _reopen(loader: DataLoader[Any], *, ranks: Identity, seed: int) -> Any:
+    """Return an exact loader with the dataset and the options of a torch `DataLoader`.
+
+    Raises:
+        InvalidArgument: It has its own sampler, or its dataset is not map-style.
+    """
+    sampler = loader.sampler
+    is_random = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler)
+    if (
+        not is_map_style(loader.dataset)
+        or loader.batch_size is None
+        or not (is_random or type(sampler) is SequentialSampler)
+    ):
+        raise InvalidArgument(
+            f"a DataLoader with a {type(sampler).__name__} over a {type(loader.dataset).__name__} has no position to "
+            "resume from; pass its map-style Dataset with batch_size= and shuffle=, or a torchdata StatefulDataLoader",
+            field="data",
+        )
+    options: dict[str, Any] = {"num_workers": loader.num_workers, "collate_fn": loader.collate_fn}
+    if loader.num_workers:
+        options |= {"prefetch_factor": loader.prefetch_factor, "worker_init_fn": loader.worker_init_fn}
+    return _open_map(
+        loader.dataset,
+        ranks=ranks,
+        batch_size=loader.batch_size,
+        shuffle=is_random,
+        seed=seed,
+        options={**options, "drop_last": loader.drop_last},
+    )
+
+
+def is_path(data: Any) -> bool:
+    if isinstance(data, list | tuple):
+        return bool(data) and all(isinstance(each, str | os.PathLike) for each in data)
+    return isinstance(data, str | os.PathLike)
+
+
+def is_loader(data: Any) -> bool:
+    return isinstance(data, DataLoader) or (hasattr(data, "__iter__") and hasattr(data, "load_state_dict"))
+
+
+def is_map_style(data: Any) -> bool:
+    is_iterable_only = isinstance(data, IterableDataset | DataLoader)
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not is_iterable_only and not is_path(data)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def _is_table(data: Any) -> bool:
+    """Return whether it is an Arrow table or a pandas DataFrame, without importing either."""
+    return type(data).__module__.split(".")[0] in ("pyarrow", "pandas", "polars")
+
+
+def _tensor(value: Any, name: Any) -> torch.Tensor:
+    try:
+        return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{name!r} is an array of {np.asarray(value).dtype}, which torch has no type for; convert it to numbers, "
+            "or encode it with SparseFeat in features=",
+            field="data",
+        ) from error
+
+
+def _write_table(data: Any, scratch: Path) -> str:
+    """Write a table to an Arrow file, from which strata.data reads it like any other."""
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import feather  # noqa: PLC0415
+
+    if isinstance(data, dict):
+        table = pa.table({name: _column(value) for name, value in data.items()})
+    elif isinstance(data, pa.RecordBatch):
+        table = pa.Table.from_batches([data])
+    elif isinstance(data, pa.Table):
+        table = data
+    elif hasattr(data, "to_arrow"):
+        table = data.to_arrow()
+    else:
+        table = pa.Table.from_pandas(data, preserve_index=False)
+    scratch.mkdir(parents=True, exist_ok=True)
+    path = scratch / f"table-{len(list(scratch.iterdir()))}.arrow"
+    feather.write_feather(table, str(path), compression="uncompressed", chunksize=1 << 17)
+    return str(path)
+
+
+def _column(value: Any) -> Any:
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def _identity(batch: Any) -> Any:
+    return batch

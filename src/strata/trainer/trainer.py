@@ -1,0 +1,324 @@
+"""`Trainer`: distributed training of a plain `nn.Module`.
+
+    trainer = Trainer(module=model, loss=nn.BCEWithLogitsLoss(), optimizer=torch.optim.Adam, metrics=["auc"], workers=2)
+    result = trainer.fit("data/train/", label="clicked", valid="data/valid/", epochs=2, batch_size=4096)
+    trainer.evaluate("data/test/")
+
+A Trainer holds arguments and the module, and no process: `fit` describes the work, and an engine runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from strata.errors import InvalidArgument
+from strata.trainer import engine as engines
+from strata.trainer import places, sources, work
+from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings
+from strata.trainer.history import EarlyStopping, Result
+from strata.trainer.objective import Objective
+from strata.trainer.parts import check
+from strata.trainer.strategy import AllReduce
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from strata.trainer.batches import Batch
+    from strata.trainer.callbacks import Callback
+    from strata.trainer.config import Every, Label, OnNan, Precision
+    from strata.trainer.engine import Engine
+    from strata.trainer.features import Features
+    from strata.trainer.strategy import Strategy
+
+
+EXPORT_ROWS = 4
+"""Rows of the batch with which a program is captured; one row would look like a constant."""
+
+
+class Trainer:
+    """Trains, evaluates and exports one module. Override `training_step` to compute the loss in another way."""
+
+    def __init__(
+        self,
+        module: nn.Module | Callable[..., nn.Module],
+        loss: Callable[..., torch.Tensor] | None = None,
+        optimizer: Any = "adam",
+        metrics: Sequence[Any] | Mapping[str, Any] = (),
+        *,
+        strategy: Strategy | None = None,
+        workers: int | str = 1,
+        engine: str = "local",
+        features: Features | None = None,
+        optimizer_args: Mapping[str, Any] | None = None,
+        callbacks: Sequence[str | Callback] = (),
+        checkpoints: str | os.PathLike[str] | None = None,
+        checkpoint_options: Mapping[str, Any] | None = None,
+        name: str = "",
+        max_restarts: int = 3,
+        logs: str = "auto",
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        precision: Precision = "fp32",
+        compile: bool | Mapping[str, Any] = False,  # noqa: A002 - as torch calls it
+        ema: float | None = None,
+        scheduler: Callable[..., Any] | None = None,
+        scheduler_every: Every = "epoch",
+        class_weights: Mapping[int, float] | None = None,
+        on_nan: OnNan = "raise",
+        seed: int = 0,
+        deterministic: bool = False,
+        log_every: int = 10,
+    ) -> None:
+        """
+        Args:
+            module: The module; or a function of `features.fields` that returns it, such as a model class.
+            loss: Called with predictions and targets; without it, the module returns its loss.
+            optimizer: A class, an instance, a function of the parameters, a name, or an `OptimizerStack`.
+            metrics: Names such as "auc", metric objects of ours or of torchmetrics, or functions over all rows.
+            strategy: How workers combine their gradients; by default `AllReduce()`.
+            workers: Number of workers, or "2:8" for a run that may shrink and grow. Under `strata run` and torchrun,
+                the launcher determines it.
+            engine: "local" or "ray".
+            features: Fitted feature columns, which encode files and tables.
+            callbacks: "json", "tensorboard", "progress", or `Callback` objects.
+            checkpoints: Directory or URL; by default a new directory below `checkpoints/`.
+            checkpoint_options: Arguments for `CheckpointManager`, such as `keep_count` and `storage_options`.
+            name: Name of the run for `strata ps` and `strata logs`.
+            max_restarts: Number of failures that a run of several workers may survive.
+            accumulate: Batches per optimizer step.
+            clip_norm: Largest norm of all gradients together.
+            clip_value: Largest absolute value of a gradient.
+            precision: "fp32", or automatic mixed precision with "bf16" or "fp16".
+            compile: Compile the module: True, or arguments for `torch.compile`.
+            ema: Decay of an exponential moving average of the weights, which evaluation and the result use.
+            scheduler: A function of the optimizer that returns a learning rate scheduler.
+            scheduler_every: Whether the scheduler advances every "epoch" or every "step".
+            class_weights: Weights of the loss by class, such as {0: 1.0, 1: 4.0}.
+            on_nan: What to do if the loss or a gradient is not finite: "raise", "skip" the step, or "stop" training.
+            seed: Determines the order of rows and the random numbers of training.
+            deterministic: Use deterministic algorithms only.
+            log_every: Steps between two reports of the loss.
+
+        Raises:
+            InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
+        """
+        self.settings = Settings(
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            precision=precision,
+            compile=compile,
+            ema=ema,
+            scheduler=scheduler,
+            scheduler_every=scheduler_every,
+            class_weights=class_weights,
+            on_nan=on_nan,
+            seed=seed,
+            deterministic=deterministic,
+            log_every=log_every,
+        )
+        self.features = features
+        self.module = _module(module, features)
+        self.loss = loss
+        self.objective = Objective(loss, class_weights=self.settings.class_weights)
+        self.optimizer = optimizer
+        self.optimizer_args = dict(optimizer_args or {})
+        self.metrics = metrics
+        self.strategy: Strategy = AllReduce() if strategy is None else strategy
+        self.workers = workers
+        self.engine = engine
+        self.callbacks = list(callbacks)
+        self.checkpoints = checkpoints
+        self.checkpoint_options = dict(checkpoint_options or {})
+        self.name = name
+        self.max_restarts = max_restarts
+        self.logs = logs
+        self.result: Result | None = None
+        """Of the last fit."""
+        self._last_fit: FitConfig | None = None
+        self._last_data: Any = None
+        self._engine()  # refuses an unknown engine now, not after the data were read
+
+    # -- what users override ---------------------------------------------------------------------------------------
+
+    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the loss of a batch: a mean over its rows. `module` may be wrapped by the strategy."""
+        loss: torch.Tensor = self.objective(batch.call(module), batch.target, batch.weight)
+        return loss
+
+    def prediction_step(self, module: nn.Module, batch: Batch) -> Any:
+        """Return the predictions for a batch, which the loss and the metrics receive."""
+        return batch.call(module)
+
+    # -- what users call -------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        label: Label = None,
+        valid: Any = None,
+        epochs: int = 1,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        inputs: Sequence[str] | None = None,
+        weight: str | None = None,
+        shuffle: bool = True,
+        max_steps: int | None = None,
+        early_stopping: EarlyStopping | int | None = None,
+        monitor: str = "",
+        restore_best: bool | None = None,
+        resume: bool = False,
+        every: Any = None,
+        **data_options: Any,
+    ) -> Result:
+        """Train; afterwards `trainer.module` holds the trained weights.
+
+        Args:
+            data: A path or URL (Parquet, ORC, CSV, JSON, Arrow), a map-style Dataset, a loader, a pandas or Arrow
+                table, tensors, or a dict of tensors.
+            label: Column of the target, several columns, or a function of the batch. With (inputs, target) pairs it
+                is not needed.
+            valid: Data to evaluate on after each epoch.
+            batch_size: Rows per batch on each worker.
+            inputs: Columns for the module. By default, its `forward` decides: parameters named like columns receive
+                them, and a single other parameter receives the whole batch.
+            weight: Column with the weights of the rows.
+            early_stopping: Epochs without an improvement after which training stops, or an `EarlyStopping`.
+            monitor: Key of the history that decides which epoch is the best; by default the first validation metric.
+            restore_best: End with the weights of the best epoch; by default with early stopping.
+            resume: Continue the last fit with the same `checkpoints`, with any number of workers.
+            every: When to save: a number of steps, a time such as "10m", or a strategy.
+            data_options: Arguments for the loader, such as `filters`, `num_workers` and `storage_options`.
+
+        Raises:
+            InvalidArgument, ConfigError: An argument does not fit; most are found before workers start.
+            RunFailed: A worker failed too often; the message shows its traceback.
+        """
+        if isinstance(early_stopping, int):
+            early_stopping = EarlyStopping(patience=early_stopping)
+        with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch:
+            config = FitConfig(
+                train=self._resolve(data, scratch),
+                valid=None if valid is None else self._resolve(valid, scratch),
+                label=label,
+                inputs=None if inputs is None else tuple(inputs),
+                weight=weight,
+                epochs=epochs,
+                max_steps=max_steps,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                early_stopping=early_stopping,
+                monitor=monitor,
+                every=every,
+                data_options=data_options,
+                is_resumed=resume,
+                started_s=time.time(),
+            )
+            if weight is not None:
+                self.objective.prepare_weights("weight")
+            watched, better = check(self, config)
+            best_options = {"keep_best": (watched, "max" if better == "higher" else "min")} if valid is not None else {}
+            engine = self._engine()
+            place = places.choose(self.checkpoints, resume=resume, is_worker=engines.is_worker())
+            saving = engines.Saving(checkpoints=place, every=every, options={**best_options, **self.checkpoint_options})
+            result = engine.run(work.fit, (self._described(), config), saving)
+        wants_best = early_stopping is not None if restore_best is None else restore_best
+        self.result, self._last_fit, self._last_data = result, replace(config, train=None, valid=None), data
+        work.load_weights(self, result, is_best=wants_best)
+        return result
+
+    def evaluate(self, data: Any, *, label: Label = None, batch_size: int | None = None, **data_options: Any) -> Any:
+        """Return the loss and the metrics over all rows. `label` and `batch_size` default to those of the last fit."""
+        with tempfile.TemporaryDirectory(prefix="strata-evaluate-") as scratch:
+            config = self._config_for(self._resolve(data, scratch), label, batch_size, data_options)
+            check(self, config)
+            saving = engines.Saving(checkpoints=str(Path(scratch) / "checkpoints"))
+            return self._engine().run(work.evaluate, (self._described(), config), saving)
+
+    def predict(self, data: Any, *, batch_size: int | None = None, **data_options: Any) -> torch.Tensor:
+        """Return the module's predictions for all rows, in their order. Runs in this process."""
+        with tempfile.TemporaryDirectory(prefix="strata-predict-") as scratch:
+            config = self._config_for(self._resolve(data, scratch), None, batch_size, data_options)
+            return work.predict(self, config)
+
+    def export(self, path: str | os.PathLike[str], *, sample: Any = None, onnx: bool = False) -> Path:
+        """Write the module, its features and a program, predict.py, that needs only torch; return the directory.
+
+        Args:
+            sample: Some rows in the form that `fit` takes; by default the data of the last fit.
+            onnx: Also write `model.onnx`.
+
+        Raises:
+            InvalidArgument: The directory is not empty, or there was no fit and no sample.
+        """
+        from strata.trainer.export import export  # noqa: PLC0415 - rarely needed
+
+        data = self._last_data if sample is None else sample
+        if data is None:
+            raise InvalidArgument("export needs to see a batch; pass sample= with some rows", field="sample")
+        with tempfile.TemporaryDirectory(prefix="strata-export-") as scratch:
+            config = self._config_for(self._resolve(data, scratch), None, EXPORT_ROWS, {})
+            batch, binding = work.example(self, config)
+        directory = Path(path)
+        export(directory, self.module, features=self.features, example=batch, binding=binding, onnx=onnx)
+        return directory
+
+    def _config_for(self, data: Any, label: Label, batch_size: int | None, options: Mapping[str, Any]) -> FitConfig:
+        last = self._last_fit
+        if last is None:
+            return FitConfig(
+                train=data, label=label, batch_size=batch_size or 1024, shuffle=False, data_options=options
+            )
+        return replace(
+            last,
+            train=data,
+            label=last.label if label is None else label,
+            batch_size=batch_size or last.batch_size,
+            shuffle=False,
+            early_stopping=None,
+            monitor="",
+            data_options={**last.data_options, **options},
+        )
+
+    def _resolve(self, data: Any, scratch: str) -> Any:
+        return sources.resolve(data, has_features=self.features is not None, scratch=Path(scratch))
+
+    def _engine(self) -> Engine:
+        return engines.choose(
+            workers=self.workers, engine=self.engine, name=self.name, max_restarts=self.max_restarts, logs=self.logs
+        )
+
+    def _described(self) -> Trainer:
+        """Return what workers receive: this object without the results of earlier fits."""
+        described = copy.copy(self)
+        described.result = described._last_fit = described._last_data = None
+        return described
+
+
+def _module(module: Any, features: Features | None) -> nn.Module:
+    if isinstance(module, nn.Module):
+        return module
+    if not callable(module):
+        raise InvalidArgument(f"module={module!r} is no nn.Module; pass an instance of your class", field="module")
+    if features is None:
+        name = getattr(module, "__name__", repr(module))
+        raise InvalidArgument(
+            f"module={name} is not an instance; pass {name}(…), or features= from which to build it", field="module"
+        )
+    built = module(features.fields)
+    if not isinstance(built, nn.Module):
+        raise InvalidArgument(
+            f"module= returned a {type(built).__name__} for the fields of features=; it must return an nn.Module",
+            field="module",
+        )
+    return built

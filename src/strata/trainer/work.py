@@ -1,0 +1,164 @@
+"""What runs on every worker: a fit, an evaluation. Engines call these functions with a session and the job."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from strata.checkpoint import CheckpointManager
+from strata.errors import InvalidArgument
+from strata.identity import Identity
+from strata.trainer.callbacks import RunInfo
+from strata.trainer.history import Result
+from strata.trainer.loop import Loop
+from strata.trainer.optimizer import Ema
+from strata.trainer.parts import build, build_evaluator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from strata.checkpoint import CheckpointMetadata
+    from strata.train.context import Context
+    from strata.trainer.batches import Batch
+    from strata.trainer.binding import Binding
+    from strata.trainer.config import FitConfig
+    from strata.trainer.engine import Session
+    from strata.trainer.parts import Parts
+    from strata.trainer.trainer import Trainer
+
+
+def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
+    """Train on this worker until the end; return the same result on every rank."""
+    ctx = session.context
+    began_s = time.time()
+    _seed(trainer.settings.seed, ctx.rank)
+    with _deterministic(is_on=trainer.settings.deterministic):
+        parts = build(trainer, config, ctx.identity, ctx.device)
+        ctx.attach(parts.loader, name="train")
+        loop = Loop(parts, ctx)
+        ctx.restore(loop.state)
+        if config.is_resumed and ctx.attempt == 0:
+            parts.history.stop_reason = ""  # the user wants to go on
+        _start_callbacks(parts, ctx)
+        with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
+            loop.run()
+    ctx.checkpoints.wait()
+    first_s = loop.first_step_s or time.time()
+    timings = {
+        "start_s": first_s - (config.started_s or began_s),
+        **loop.seconds,
+        "total_s": time.time() - (config.started_s or began_s),
+    }
+    result = Result(
+        history=parts.history.rows,
+        steps=ctx.step,
+        best_epoch=parts.history.best_epoch,
+        monitor=parts.history.monitor,
+        best=_best(ctx, parts) if ctx.rank == 0 else None,
+        checkpoints=ctx.checkpoints.place,
+        timings=timings,
+        stop_reason=loop.stop_reason,
+    )
+    for callback in parts.callbacks:
+        callback.on_end(result)
+    return result
+
+
+def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str, float]:
+    """Evaluate the module on `config.train`, on all ranks together."""
+    ctx = session.context
+    evaluator, loader, _, _ = build_evaluator(trainer, config, ctx.identity, ctx.device)
+    return evaluator.evaluate(loader)
+
+
+def predict(trainer: Trainer, config: FitConfig) -> torch.Tensor:
+    """Return the predictions for `config.train`, in this process."""
+    device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+    evaluator, loader, _, _ = build_evaluator(trainer, config, Identity(), device, needs_target=False)
+    return evaluator.predict(loader)
+
+
+def example(trainer: Trainer, config: FitConfig) -> tuple[Batch, Binding]:
+    """Return a batch of `config.train` without its target, and how it is passed to the module."""
+    _, loader, splitter, _ = build_evaluator(trainer, config, Identity(), torch.device("cpu"), needs_target=False)
+    raw = next(iter(loader), None)
+    if raw is None:
+        raise InvalidArgument("the sample has no rows", field="sample")
+    batch = splitter(raw)
+    assert splitter.binding is not None
+    return batch, splitter.binding
+
+
+def load_weights(trainer: Trainer, result: Result, *, is_best: bool) -> None:
+    """Load the weights that a fit has reached into the caller's module, whichever process trained them."""
+    averaged = _Averaged()
+    into: dict[str, Any] = {"module": trainer.module}
+    if trainer.settings.ema is not None:
+        into["trainer"] = averaged
+    chosen = result.best.id if is_best and result.best is not None else None
+    options = {name: value for name, value in trainer.checkpoint_options.items() if name == "storage_options"}
+    with CheckpointManager(result.checkpoints, **options) as manager:
+        manager.restore(into, id=chosen)
+    if averaged.state is not None:
+        ema = Ema()
+        ema.load_state_dict(averaged.state)
+        ema.copy_to(trainer.module)
+
+
+class _Averaged:
+    """Receives the averaged weights of a checkpoint."""
+
+    state: Mapping[str, Any] | None = None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state = state["ema"]
+
+
+def _best(ctx: Context, parts: Parts) -> CheckpointMetadata | None:
+    """Return the checkpoint of the best epoch, or the last one if epochs are not compared."""
+    found = ctx.checkpoints.list()
+    rated = [each for each in found if parts.history.monitor in each.metadata]
+    if not rated:
+        return found[-1] if found else None
+    pick = min if parts.history.better == "lower" else max
+    return pick(rated, key=lambda each: float(each.metadata[parts.history.monitor]))
+
+
+def _start_callbacks(parts: Parts, ctx: Context) -> None:
+    loader = parts.loader
+    num_batches = len(loader) if hasattr(loader, "__len__") else None
+    run = RunInfo(
+        epochs=parts.config.epochs,
+        steps_per_epoch=None if num_batches is None else -(-num_batches // parts.settings.accumulate),
+        step=ctx.step,
+        history=parts.history.rows,
+        world_size=ctx.world_size,
+        checkpoints=ctx.checkpoints.place,
+    )
+    for callback in parts.callbacks:
+        callback.on_start(run)
+
+
+def _seed(seed: int, rank: int) -> None:
+    """Seed all generators. Ranks differ, so that they do not drop out the same units."""
+    numbers = np.random.SeedSequence([seed, rank]).generate_state(3)
+    random.seed(int(numbers[0]))
+    np.random.seed(int(numbers[1]))
+    torch.manual_seed(int(numbers[2]))
+
+
+@contextlib.contextmanager
+def _deterministic(*, is_on: bool) -> Iterator[None]:
+    """Use deterministic algorithms only, where torch has a choice."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if is_on:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

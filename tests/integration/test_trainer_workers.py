@@ -1,0 +1,155 @@
+"""A Trainer with several workers: the same steps as one worker with a larger batch, on every engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strata import Trainer
+from strata.errors import InvalidArgument, RunFailed
+from strata.launch.record.directory import DIRECTORY_VARIABLE
+from strata.train import FTRL, OptimizerStack
+from tests.integration.trainer_models import Regression, arrays, network, weights, write_parquet
+
+LOSS = nn.BCEWithLogitsLoss()
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "adam": (torch.optim.Adam, {"lr": 0.01}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.05}),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.005}),
+    "ftrl": (FTRL, {"lr": 0.1, "l1": 0.001}),
+    "stack": (
+        OptimizerStack(
+            {"cls": torch.optim.Adam, "args": {"lr": 0.01}, "model_key": "0"},
+            {"cls": FTRL, "args": {"lr": 0.1}, "model_key": "3"},
+        ),
+        {},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+
+
+def all_optimizers(workers: int, batch_size: int) -> dict[str, list[float]]:
+    """Train a network with every optimizer; runs in a worker or alone."""
+    found = {}
+    for name, (optimizer, arguments) in OPTIMIZERS.items():
+        module = network()
+        Trainer(module, LOSS, optimizer, optimizer_args=arguments, workers=workers, logs="none").fit(
+            arrays(101), epochs=2, batch_size=batch_size
+        )
+        found[name] = weights(module)
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_two_workers_make_the_steps_of_one_with_twice_the_batch_for_every_optimizer() -> None:
+    one, two = all_optimizers(1, 16), all_optimizers(2, 8)
+
+    for name, expected in one.items():
+        assert two[name] == pytest.approx(expected, abs=1e-6), name
+
+
+@pytest.mark.timeout(120)
+def test_two_workers_read_the_same_files_to_the_same_weights_and_metrics(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "data", rows=1003)  # the last batch is uneven
+    found = []
+    for workers, batch_size in ((1, 32), (2, 16)):
+        module = Regression()
+        trainer = Trainer(
+            module, nn.MSELoss(), torch.optim.Adam, ["mse", "mae"], optimizer_args={"lr": 0.05}, workers=workers
+        )
+        result = trainer.fit(path, label="y", valid=path, epochs=2, batch_size=batch_size)
+        found.append((weights(module), result, trainer.evaluate(path)))
+
+    (one, first, evaluated_one), (two, second, evaluated_two) = found
+    assert two == pytest.approx(one, abs=1e-6)
+    assert (second.steps, len(second.history)) == (first.steps, 2)
+    assert second.history[-1]["valid_mae"] == pytest.approx(first.history[-1]["valid_mae"], abs=1e-6)
+    assert evaluated_two == pytest.approx(evaluated_one, abs=1e-6)
+    assert second.timings["start_s"] > 0
+
+
+@pytest.mark.timeout(120)
+def test_a_fit_of_one_worker_resumes_on_two(tmp_path: Path) -> None:
+    data, whole, moved = arrays(120), network(), network()
+    Trainer(whole, LOSS, torch.optim.Adam).fit(data, epochs=2, batch_size=16)
+
+    Trainer(moved, LOSS, torch.optim.Adam).fit(data, epochs=2, batch_size=16, max_steps=5)
+    result = Trainer(moved, LOSS, torch.optim.Adam, workers=2).fit(data, epochs=2, batch_size=8, resume=True)
+
+    assert result.steps == 16
+    assert weights(moved) == pytest.approx(weights(whole), abs=1e-6)
+
+
+SCRIPT = """
+import torch
+from strata import Trainer
+from tests.integration.trainer_models import arrays, network, weights
+
+module = network()
+trainer = Trainer(module, torch.nn.BCEWithLogitsLoss(), torch.optim.Adam, ["auc"], workers=1)
+result = trainer.fit(arrays(120), valid=arrays(40, seed=1), epochs=2, batch_size=8)
+found = trainer.evaluate(arrays(40, seed=1))
+if result.best is not None:
+    print("weights", weights(module), "steps", result.steps, "auc", found["auc"] == result.history[-1]["valid_auc"])
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["-m", "strata.cli", "run", "--workers", "2", "--logs", "rank0"],
+        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"],
+    ],
+    ids=["strata run", "torchrun"],
+)
+def test_a_script_with_a_trainer_runs_under_a_launcher(tmp_path: Path, launcher: list[str]) -> None:
+    Path("train.py").write_text(SCRIPT)
+    alone = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True).stdout
+    launched = subprocess.run(
+        [sys.executable, *launcher, "train.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+    assert launched.returncode == 0, launched.stderr
+    line = next(line for line in launched.stdout.splitlines() if "weights" in line)
+    assert "steps 16 auc True" in line
+    assert "steps 30 auc True" in alone  # one worker with half the global batch
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_the_module_in_a_worker_is_not_retried_and_is_shown() -> None:
+    with pytest.raises(RunFailed) as caught:
+        Trainer(network(inputs=5), LOSS, workers=2, logs="none").fit(arrays(32), batch_size=8)
+
+    assert "the module does not fit the data" in str(caught.value)
+    assert "not retried" in str(caught.value)
+
+
+def test_code_that_cannot_be_pickled_is_refused_with_its_name() -> None:
+    module = network()
+    module.lock = threading.Lock()  # type: ignore[assignment]
+
+    with pytest.raises(InvalidArgument, match="cannot be pickled for the workers"):
+        Trainer(module, LOSS, workers=2, logs="none").fit(arrays(32), batch_size=8)

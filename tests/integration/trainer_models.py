@@ -1,0 +1,61 @@
+"""Small modules and data for the tests of the Trainer; importable in worker processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import nn
+
+
+class Regression(nn.Module):
+    """Takes its columns by name."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(2, generator=generator) * 0.1)
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * self.weight[0] + b * self.weight[1] + self.bias
+
+
+def network(seed: int = 0, *, dropout: float = 0.0, inputs: int = 4, batch_norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(seed)
+    norm = [nn.BatchNorm1d(8)] if batch_norm else []
+    return nn.Sequential(nn.Linear(inputs, 8), *norm, nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+
+def arrays(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs [rows, 4] and binary targets that depend on them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 4, generator=generator)
+    score = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + 0.3 * torch.randn(rows, generator=generator)
+    return x, (score > 0).float()
+
+
+def write_parquet(path: Path, rows: int = 1000, files: int = 4, seed: int = 0) -> Path:
+    """Columns a, b, c (float64), key (int64), name (string) and the label y = a - 2 b."""
+    random = np.random.default_rng(seed)
+    path.mkdir(parents=True, exist_ok=True)
+    for number, part in enumerate(np.array_split(np.arange(rows), files)):
+        a, b = random.normal(size=len(part)), random.normal(size=len(part))
+        table = {
+            "a": a,
+            "b": b,
+            "c": random.normal(size=len(part)),
+            "key": part,
+            "name": [f"n{key % 7}" for key in part],
+            "y": a - 2 * b,
+            "late": (a - 2 * b > 0).astype(np.int64),
+        }
+        pq.write_table(pa.table(table), path / f"{number}.parquet", row_group_size=97)
+    return path
+
+
+def weights(module: nn.Module) -> list[float]:
+    return torch.cat([each.detach().reshape(-1) for each in module.state_dict().values()]).tolist()

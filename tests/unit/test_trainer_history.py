@@ -1,0 +1,74 @@
+"""The history of a fit: the best epoch, and when to stop."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.errors import InvalidArgument
+from strata.trainer.history import EarlyStopping, History
+
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+def filled(values: list[float], *, better: str = "higher", stopping: EarlyStopping | None = None) -> History:
+    history = History("valid_auc", better, early_stopping=stopping)  # type: ignore[arg-type]
+    for value in values:
+        if history.stop_reason:
+            break
+        history.add({"valid_auc": value})
+    return history
+
+
+def test_training_stops_when_the_best_value_is_patience_epochs_old() -> None:
+    history = filled([0.5, 0.7, 0.6, 0.65, 0.69, 0.9], stopping=EarlyStopping(patience=3))
+
+    assert (history.num_epochs, history.best_epoch, history.best_value) == (5, 1, 0.7)
+    assert history.stop_reason == "valid_auc has not improved for 3 epochs; best 0.7"
+
+
+def test_an_epoch_better_than_the_previous_but_not_than_the_best_is_no_improvement() -> None:
+    assert filled([0.7, 0.1, 0.2, 0.3], stopping=EarlyStopping(patience=3)).stop_reason
+
+
+def test_a_change_below_min_delta_is_no_improvement() -> None:
+    history = filled([0.70, 0.705, 0.708], stopping=EarlyStopping(patience=2, min_delta=0.01))
+
+    assert history.best_epoch == 0
+    assert history.stop_reason
+
+
+def test_nan_is_worse_than_any_number() -> None:
+    assert filled([math.nan, 0.2, math.nan]).best_epoch == 1
+
+
+@given(st.lists(numbers, min_size=1, max_size=20), st.sampled_from(["lower", "higher"]))
+def test_the_best_epoch_is_the_first_with_the_best_value(values: list[float], better: str) -> None:
+    best = max(values) if better == "higher" else min(values)
+
+    assert filled(values, better=better).best_epoch == values.index(best)
+
+
+@given(st.lists(numbers, min_size=1, max_size=12), st.integers(0, 11), st.integers(1, 4))
+def test_a_restored_history_decides_as_an_uninterrupted_one(values: list[float], cut: int, patience: int) -> None:
+    stopping = EarlyStopping(patience=patience)
+    whole = filled(values, stopping=stopping)
+    first = filled(values[:cut], stopping=stopping)
+    resumed = History("valid_auc", "higher", early_stopping=stopping)
+    resumed.load_state_dict(first.state_dict())
+    for value in values[first.num_epochs :]:
+        if resumed.stop_reason:
+            break
+        resumed.add({"valid_auc": value})
+
+    assert resumed.state_dict() == whole.state_dict()
+
+
+def test_an_unknown_key_and_invalid_settings_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="monitor='valid_auc' is not in the history; it has loss"):
+        History("valid_auc", "higher").add({"loss": 1.0})
+    with pytest.raises(InvalidArgument, match="patience=0 must be at least 1"):
+        EarlyStopping(patience=0)
