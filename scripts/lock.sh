@@ -8,7 +8,7 @@ torch=torch==2.13.0 # exact: an open range would select the newest, with gigabyt
 backend=(hatchling editables) # what an editable install without build isolation needs
 dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,ray,functions,dev]')
 demo=("$torch" "${backend[@]}" '.[torch,data]')
-peers=("$torch" datasets grpcio litdata numpy orbax-checkpoint protobuf psutil pyarrow safetensors
+peers=("$torch" datasets grpcio litdata numpy orbax-checkpoint pandas protobuf psutil pyarrow safetensors scikit-learn
   torch-dataloader-utils uhashring) # the peers of the benchmarks
 
 work=$(mktemp -d)

@@ -29,6 +29,7 @@ _HOMES = {
     "overhead": "strata.bench.overhead",
     "recovery": "strata.bench.recovery",
     "shards": "strata.bench.shards",
+    "trainer": "strata.bench.trainer",
 }
 """The module of each benchmark, which defines `BENCHMARK`; imported when the benchmark is requested."""
 
