@@ -61,7 +61,7 @@ class Pair:
     def wait_taken_over(self) -> float:
         """Wait for the standby to lead; return how long that took."""
         start_s = time.monotonic()
-        assert self.standby.child.hear()["leads"] is True
+        assert self.standby.child.receive()["leads"] is True
         return time.monotonic() - start_s
 
     def core(self) -> Core:
@@ -133,7 +133,7 @@ class Load:
     def check_nothing_lost(self, core: Core) -> None:
         done = core.jobs["default"].shards.datasets["d"].done
         assert [index for index in self.acknowledged if not done[index]] == []
-        assert int(done.sum()) <= len(self.acknowledged) + 1, "what was not asked for was done"
+        assert int(done.sum()) <= len(self.acknowledged) + 1, "shards are done that were not acked"
 
 
 @contextmanager
@@ -289,7 +289,7 @@ def test_a_paused_leader_can_neither_write_nor_answer_when_it_resumes(
 def test_a_paused_leader_stops_answering_by_its_own_clock(
     postgres: PostgresServer, nursery: Nursery, tmp_path: Path
 ) -> None:
-    """While the database does not respond, only its own clock can tell it."""
+    """While the database does not respond, the leader can only rely on its own clock."""
     pair = Pair(nursery, tmp_path, postgres.new_state())
     pair.start()
     pair.leader.child.freeze()
@@ -300,7 +300,7 @@ def test_a_paused_leader_stops_answering_by_its_own_clock(
         calls = waiting_calls(channel)
         pair.leader.child.thaw()
         assert [refusal(call) for call in calls] == [(grpc.StatusCode.UNAVAILABLE, "NotLeader")] * 3
-    assert pair.leader.child.wait_gone() != 0, "it hears from the database that another leads"
+    assert pair.leader.child.wait_gone() != 0, "the database reports another leader"
 
 
 def waiting_calls(channel: grpc.Channel) -> list[Any]:
@@ -389,7 +389,7 @@ def test_the_leader_survives_a_database_outage_longer_than_the_lease(
         with Load(workers[0]) as load:
             postgres.stop("immediate")
             try:
-                until(lambda: health_of(pair.leader.address) == NOT_SERVING, "the leader says that it refuses")
+                until(lambda: health_of(pair.leader.address) == NOT_SERVING, "the leader reports that it refuses calls")
                 until(lambda: ask_alone(pair.leader.address).kind == "NotLeader", "its lease runs out")
             finally:
                 postgres.go_on()

@@ -19,5 +19,5 @@ def relay(lifeline: Lifeline, *, settings: dict[str, Any]) -> None:
     run(
         config,
         security=ClientSecurity(),
-        announce=lambda addresses: lifeline.say(**dataclasses.asdict(addresses)),
+        announce=lambda addresses: lifeline.send(**dataclasses.asdict(addresses)),
     )

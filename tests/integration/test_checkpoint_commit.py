@@ -776,16 +776,16 @@ def a_rank(lifeline: Lifeline, *, directory: str, ranks: dict[str, Any]) -> None
     store, head = LocalStore(directory), head_of(mine)
     commit.claim(store, mine, head.id)
     part = write(store, mine, head)
-    lifeline.say(written=True)
-    assert lifeline.hear() is not None
+    lifeline.send(written=True)
+    assert lifeline.receive() is not None
     try:
         manifest = commit.finish(store, mine, part, head)
     except CheckpointAborted as error:
         commit.discard(store, mine, head.id)
-        lifeline.say(id="", error=str(error))
+        lifeline.send(id="", error=str(error))
     else:
-        lifeline.say(id=manifest.id, error="")
-    lifeline.hear()
+        lifeline.send(id=manifest.id, error="")
+    lifeline.receive()
 
 
 def start(nursery: Nursery, directory: Path, *, session: str, timeout_s: float) -> list[Any]:
@@ -794,7 +794,7 @@ def start(nursery: Nursery, directory: Path, *, session: str, timeout_s: float) 
         for ranks in ranks_of(3, session=session, timeout_s=timeout_s)
     ]
     for child in children:
-        assert child.hear() == {"written": True}
+        assert child.receive() == {"written": True}
     return children
 
 
@@ -805,18 +805,18 @@ def test_a_process_killed_before_its_part_leaves_the_previous_checkpoint_as_the_
     directory = tmp_path / "checkpoints"
     first = start(nursery, directory, session="first", timeout_s=DEADLINE_S)
     for child in first:
-        child.say(go=True)
-    good = {child.hear()["id"] for child in first}
+        child.send(go=True)
+    good = {child.receive()["id"] for child in first}
     assert len(good) == 1
 
     second = start(nursery, directory, session="second", timeout_s=0.5)
     second[victim].kill()
     survivors = [child for rank, child in enumerate(second) if rank != victim]
     for child in survivors:
-        child.say(go=True)
+        child.send(go=True)
     for child in survivors:
         words = "rank 0 did not commit" if victim == 0 else f"rank {victim} wrote no part"
-        assert words in child.hear()["error"]
+        assert words in child.receive()["error"]
 
     store = LocalStore(directory)
     committed = [name for name in store.children() if "manifest.json" in names(store, name)]
@@ -825,19 +825,19 @@ def test_a_process_killed_before_its_part_leaves_the_previous_checkpoint_as_the_
 
     third = start(nursery, directory, session="third", timeout_s=DEADLINE_S)
     for child in third:
-        child.say(go=True)
-    assert len({child.hear()["id"] for child in third} - good) == 1
+        child.send(go=True)
+    assert len({child.receive()["id"] for child in third} - good) == 1
     store.close()
 
 
 def test_a_process_killed_after_its_part_does_not_hinder_the_commit(nursery: Nursery, tmp_path: Path) -> None:
     children = start(nursery, tmp_path, session="s", timeout_s=DEADLINE_S)
-    children[1].say(go=True)
+    children[1].send(go=True)
     store, checkpoint = LocalStore(tmp_path), head_of(ranks_of(3, session="s")[0]).id
     until(lambda: part_name(1) in names(store, checkpoint), "the part is there")
     children[1].kill()
     for rank in (0, 2):
-        children[rank].say(go=True)
-    assert [children[rank].hear()["id"] for rank in (0, 2)] == [checkpoint, checkpoint]
+        children[rank].send(go=True)
+    assert [children[rank].receive()["id"] for rank in (0, 2)] == [checkpoint, checkpoint]
     assert_is_whole(store, m.decode(store.get(f"{checkpoint}/manifest.json", max_bytes=1 << 20), file="x"), 3)
     store.close()

@@ -533,7 +533,7 @@ def rank_main(lifeline: Lifeline, *, what: str, place: str, rank: int, num_ranks
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{place}.{what}.meeting", rank=rank, world_size=num_ranks)
     try:
-        lifeline.say(said=RANKS[what](place, rank, num_ranks))
+        lifeline.send(said=RANKS[what](place, rank, num_ranks))
     finally:
         dist.destroy_process_group()
 

@@ -685,7 +685,7 @@ def rank_main(lifeline: Lifeline, *, what: str, place: str, rank: int, num_ranks
     meeting = f"file://{place}.{what}.{num_ranks}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=num_ranks)
     try:
-        lifeline.say(said=RANKS[what](Path(place), num_ranks))
+        lifeline.send(said=RANKS[what](Path(place), num_ranks))
     finally:
         dist.destroy_process_group()
 

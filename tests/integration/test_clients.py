@@ -553,7 +553,7 @@ def test_a_killed_member_breaks_the_barrier_at_once_with_the_reason(
     with CoordinatorClient(coordinator.address) as client:
         survivors = [client.register_worker(f"w{n}") for n in range(4)]
         victim = nursery.fork("children:workers", address=coordinator.address, worker_ids=["victim"])
-        victim.hear()
+        victim.receive()
         for worker in survivors:
             worker.wait_for_workers(5)
         waiting = [pool.submit(worker.barrier, "sync", timeout_s=DEADLINE_S) for worker in survivors[:3]]
@@ -575,8 +575,8 @@ def test_a_member_killed_while_waiting_breaks_the_barrier_too(
         worker = client.register_worker("w0")
         client.register_worker("w1")
         victim = nursery.fork("children:workers", address=coordinator.address, worker_ids=["victim"])
-        victim.hear()
-        victim.say(worker_id="victim", call="barrier", arguments={"name": "sync"})
+        victim.receive()
+        victim.send(worker_id="victim", call="barrier", arguments={"name": "sync"})
         worker.wait_for_workers(3)
         waiting = pool.submit(worker.barrier, "sync", timeout_s=DEADLINE_S)
         victim.kill()
@@ -592,7 +592,7 @@ def test_a_worker_frozen_past_its_lease_learns_that_it_is_lost(
     strict_coordinator: CoordinatorProcess, nursery: Nursery
 ) -> None:
     frozen = nursery.fork("children:workers", address=strict_coordinator.address, worker_ids=["w0"])
-    frozen.hear()
+    frozen.receive()
     with CoordinatorClient(strict_coordinator.address) as client:
         frozen.freeze()
         until(lambda: not client.list_workers().workers, "it is declared dead")
@@ -610,7 +610,7 @@ def test_a_second_process_is_refused_while_the_first_lives_unless_it_takes_over(
     coordinator: CoordinatorProcess, nursery: Nursery, client: CoordinatorClient
 ) -> None:
     first = nursery.fork("children:workers", address=coordinator.address, worker_ids=["w0"])
-    assert first.hear()["incarnations"] == {"w0": 1}
+    assert first.receive()["incarnations"] == {"w0": 1}
     with pytest.raises(WorkerExists, match="set takeover to replace it"):
         client.register_worker("w0")
     successor = client.register_worker("w0", takeover=True)

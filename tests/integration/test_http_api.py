@@ -354,7 +354,7 @@ def test_metrics_agree_with_the_journal_and_with_one_another(busy: CoordinatorPr
 def test_heartbeats_show_as_a_rate_and_a_killed_worker_as_an_expiry(nursery: Nursery, tmp_path: Path) -> None:
     process = start(nursery, tmp_path, lease=STRICT)
     victim = nursery.fork("children:workers", address=process.address, worker_ids=["victim"])
-    victim.hear()
+    victim.receive()
     with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
         survivor = client.register_worker("survivor")
         until(lambda: metric(process, "strata_coordinator_rps") > 1, "two workers at 5 beats a second make a rate")
@@ -410,7 +410,7 @@ def test_events_are_followed_live_and_past_the_death_of_the_leader(nursery: Nurs
             client.register_dataset("while", total_samples=1, shard_size=1)
             assert "dataset while registered" in told.line()
             leader.kill()
-            assert standby.child.hear()["leads"] is True
+            assert standby.child.receive()["leads"] is True
             client.register_dataset("after", total_samples=1, shard_size=1)
             last = told.line()
             assert "dataset after registered" in last
@@ -477,7 +477,7 @@ def test_a_standby_returns_no_stale_data_but_the_address_of_the_leader(nursery: 
         0,
     ]
     leader.kill()
-    assert standby.child.hear()["leads"] is True
+    assert standby.child.receive()["leads"] is True
     assert [job["job_id"] for job in items(standby, "jobs")] == ["resnet"]
     assert get(standby, "/api/health") == (200, {"status": "ok"})
     assert metric(standby, "strata_leading") == 1

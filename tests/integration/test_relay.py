@@ -49,7 +49,7 @@ class RelayProcess:
 
     def _start(self) -> Child:
         child = self._nursery.fork("relay_children:relay", settings=self._settings)
-        assert child.hear() == {"grpc": self.address, "upstream": self._settings["upstream"]}
+        assert child.receive() == {"grpc": self.address, "upstream": self._settings["upstream"]}
         return child
 
     def kill(self) -> None:
@@ -63,7 +63,7 @@ class RelayProcess:
 
 def workers(nursery: Nursery, address: str, *worker_ids: str) -> Child:
     child = nursery.fork("children:workers", address=address, worker_ids=list(worker_ids))
-    assert sorted(child.hear()["incarnations"]) == sorted(worker_ids)
+    assert sorted(child.receive()["incarnations"]) == sorted(worker_ids)
     return child
 
 
@@ -74,8 +74,8 @@ def meet(children: dict[str, Child], name: str) -> list[str]:
     for worker_id, child in children.items():
         assert child.ask(worker_id=worker_id, call="refresh")["kind"] == ""
     for worker_id, child in children.items():
-        child.say(worker_id=worker_id, call="barrier", arguments={"name": name, "timeout_s": DEADLINE_S})
-    return [kind for child in children.values() if (kind := child.hear()["kind"])]
+        child.send(worker_id=worker_id, call="barrier", arguments={"name": name, "timeout_s": DEADLINE_S})
+    return [kind for child in children.values() if (kind := child.receive()["kind"])]
 
 
 @pytest.fixture
