@@ -218,8 +218,8 @@ def test_duplicate_and_late_frames_change_nothing_twice(coordinator: Coordinator
             pb.Request(id=6, notify_checkpoint=checkpoint),
             pb.Request(id=7, advance_epoch=calls.AdvanceEpochRequest(dataset_id="d", from_epoch=0)),
         ]
-        first = {answer.id: answer for answer in await session.ask(*story)}
-        first[2].register_dataset.epoch = 1  # the current epoch
+        answers = {answer.id: answer for answer in await session.ask(*story)}
+        answers[2].register_dataset.epoch = 1  # the current epoch
         again = await RawSession(coordinator.address).greet("another")
         for connection in (session, again):
             twice = await connection.ask(*story, *story)
@@ -227,7 +227,7 @@ def test_duplicate_and_late_frames_change_nothing_twice(coordinator: Coordinator
                 if answer.id == 3:
                     assert answer.error.kind == "EpochMismatch"  # an old ack, after the epoch has ended
                 else:
-                    assert answer == first[answer.id]
+                    assert answer == answers[answer.id]
             late = await connection.ask(*reversed(story))
             assert {answer.id for answer in late if answer.HasField("error")} == {3}
         await session.close()

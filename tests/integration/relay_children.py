@@ -1,4 +1,4 @@
-"""A relay as a child of the nursery."""
+"""A relay that the nursery forks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def relay(lifeline: Lifeline, *, settings: dict[str, Any]) -> None:
-    """Serves until SIGTERM; says its addresses."""
+    """Report the addresses and serve until SIGTERM."""
     config = configs.load(RelayConfig, settings, source="the test")
     run(
         config,

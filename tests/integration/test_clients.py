@@ -341,14 +341,14 @@ def test_commands_keep_their_order_and_reach_all_workers(quiet_client: Coordinat
     for name in names:
         quiet_client.send_command(name)  # type: ignore[arg-type]
     for worker in workers:
-        heard: list[str] = []
+        received: list[str] = []
 
-        def all_heard(worker: Worker = worker, heard: list[str] = heard) -> bool:
-            heard += [command.name for command in worker.take_commands()]
-            return len(heard) >= len(names)
+        def all_received(worker: Worker = worker, received: list[str] = received) -> bool:
+            received += [command.name for command in worker.take_commands()]
+            return len(received) >= len(names)
 
-        until(all_heard, "all commands came")
-        assert heard == names
+        until(all_received, "all commands arrive")
+        assert received == names
 
 
 def test_a_command_survives_the_coordinator_and_is_received_once(
@@ -602,7 +602,7 @@ def test_a_worker_frozen_past_its_lease_learns_that_it_is_lost(
             answer = frozen.ask(worker_id="w0", call=call, arguments=arguments)
             assert answer["kind"] == "StaleIncarnation", call
             assert "register again" in answer["message"]
-        until(lambda: "StaleIncarnation" in frozen.ask(worker_id="w0", call="take_commands")["lost"], "`lost` says so")
+        until(lambda: "StaleIncarnation" in frozen.ask(worker_id="w0", call="take_commands")["lost"], "it is lost")
         assert client.list_workers().workers == []
 
 
@@ -701,7 +701,7 @@ def test_a_lost_worker_of_a_registry_is_named_and_may_be_registered_again(
     with DatasetRegistry(coordinator.address) as registry:
         worker = registry.register_worker("worker-01")
         client.register_worker("worker-01", takeover=True).deregister()
-        until(lambda: worker.lost is not None, "the registry has heard")
+        until(lambda: worker.lost is not None, "the registry knows it")
         with pytest.raises(StaleIncarnation, match=r"'worker-01' was lost .* register it again"):
             registry.remove_worker("worker-01")
         registry.register_worker("worker-01")

@@ -89,13 +89,13 @@ class KeyServer:
                 return b""
             ends_s = math.ceil(time.time()) + VALID_S
             self.valid_until_s[self.key["access_key_id"]] = ends_s
-            told = {
+            response = {
                 "AccessKeyId": self.key["access_key_id"],
                 "SecretAccessKey": self.key["secret_access_key"],
                 "Token": "",
                 "Expiration": dt.datetime.fromtimestamp(ends_s, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             }
-        return json.dumps(told).encode()
+        return json.dumps(response).encode()
 
 
 class Gate(FaultyProxy):
@@ -213,7 +213,7 @@ def test_credentials_that_are_not_renewed_are_reported(s3: S3Server, url: str, t
         child.go_on()
         rest = child.next_report()
     assert rest["errors"].keys() == {"thread", "process"}
-    for told in rest["errors"].values():
-        assert re.match(r"StorageDenied: \d\d\.parquet: access denied: ", told)
-        assert told.endswith("check its permissions, or the credentials")
+    for message in rest["errors"].values():
+        assert re.match(r"StorageDenied: \d\d\.parquet: access denied: ", message)
+        assert message.endswith("check its permissions, or the credentials")
     assert gate.num_refused
