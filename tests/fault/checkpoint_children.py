@@ -49,12 +49,12 @@ Report = Callable[..., None]
 # -- states --------------------------------------------------------------------------------------------------------
 
 
-def state_of(step: int, *, num_bytes: int = 40_000, num_tensors: int = 3, who: str = "") -> dict[str, Any]:
+def state_of(step: int, *, num_bytes: int = 40_000, num_tensors: int = 3, writer: str = "") -> dict[str, Any]:
     """Return a deterministic state whose file size is not a multiple of the page size."""
-    random = np.random.default_rng([step, *who.encode()])
+    random = np.random.default_rng([step, *writer.encode()])
     each = num_bytes // num_tensors
     tensors = {f"w{n}": np.frombuffer(random.bytes(each), np.uint8).copy() for n in range(num_tensors)}
-    return {"model": tensors, "step": step, "who": who, "lr": 0.1 * step}
+    return {"model": tensors, "step": step, "writer": writer, "lr": 0.1 * step}
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -256,11 +256,13 @@ def _summary(call: Call) -> tuple[int, str, str]:
     return call.number, call.kind, call.key
 
 
-def write_rounds(report: Report, *, place: str, who: str, num_rounds: int, saver: str, keep_count: int | None) -> None:
+def write_rounds(
+    report: Report, *, place: str, writer: str, num_rounds: int, saver: str, keep_count: int | None
+) -> None:
     """Save the same steps as a concurrent writer."""
     with open_manager(place, saver=saver, keep_count=keep_count) as manager:
         for step in range(1, num_rounds + 1):
-            saved = manager.save(state_of(step, who=who), step=step).wait()
+            saved = manager.save(state_of(step, writer=writer), step=step).wait()
             report(event="durable", step=step, id=saved.id)
 
 

@@ -419,8 +419,8 @@ def test_two_processes_that_save_the_same_steps_at_once_both_commit(tmp_path: Pa
         assert sorted(listed.values()) == sorted([*range(1, NUM_ROUNDS + 1)] * 2)
         for one, step in listed.items():
             manager.verify(id=one)
-            who = "one" if one in ended[0].durable else "other"
-            assert is_same(manager.load(id=one), state_of(step, who=who))
+            writer = "one" if one in ended[0].durable else "other"
+            assert is_same(manager.load(id=one), state_of(step, writer=writer))
     assert temporaries(tmp_path) == []
 
 
@@ -435,7 +435,7 @@ def test_while_two_processes_save_the_same_steps_a_third_can_load_at_any_moment(
         newest, num_loads = 0, 0
         while newest < NUM_ROUNDS:
             state = manager.load()
-            assert is_same(state, state_of(state["step"], who=state["who"]))
+            assert is_same(state, state_of(state["step"], writer=state["writer"]))
             assert state["step"] >= newest, "load() returned an older checkpoint than before"
             newest, num_loads = state["step"], num_loads + 1
         assert num_loads > NUM_ROUNDS // 2
@@ -450,8 +450,13 @@ def _write_both(parent: Parent, place: Path, *, keep_count: int | None) -> None:
     parent.begin(
         *(
             order(
-                write_rounds, place=str(place), who=who, num_rounds=NUM_ROUNDS, saver=SAVERS[-1], keep_count=keep_count
+                write_rounds,
+                place=str(place),
+                writer=writer,
+                num_rounds=NUM_ROUNDS,
+                saver=SAVERS[-1],
+                keep_count=keep_count,
             )
-            for who in ("one", "other")
+            for writer in ("one", "other")
         )
     )

@@ -162,7 +162,7 @@ def test_a_silent_worker_dies_once_and_learns_it_when_the_network_returns(
     wait_more(survivor)
     after = members(survivor)
     assert (after["generation"], list(after["silent_s"])) == (before["generation"] + 1, [SURVIVOR])
-    assert [(who, cause) for who, cause, _ in job.deaths()] == [(CUT, "lease")]
+    assert [(worker_id, cause) for worker_id, cause, _ in job.deaths()] == [(CUT, "lease")]
     job.check_done_once(stop(lost, survivor))
 
 
@@ -181,8 +181,8 @@ def test_a_worker_that_receives_nothing_drops_its_connection_and_then_its_shards
     until(lambda: look(lost)["lost"] == "StaleIncarnation", "the worker learns that it was removed")
     wait_more(survivor)
     assert members(survivor)["generation"] == before["generation"] + 1
-    ((who, cause, _),) = job.deaths()
-    assert (who, cause in ("lease", "connection")) == (CUT, True)
+    ((worker_id, cause, _),) = job.deaths()
+    assert (worker_id, cause in ("lease", "connection")) == (CUT, True)
     job.check_done_once(stop(lost, survivor))
 
 
@@ -253,7 +253,11 @@ def test_a_disconnected_relay_loses_its_workers_in_one_generation_and_may_return
     job.network.cut(CUT, HUB)
     until(lambda: list(members(survivor)["silent_s"]) == [SURVIVOR], "its workers are declared dead")
     wait_more(survivor)
-    assert sorted((who, cause) for who, cause, _ in job.deaths()) == [("a", "lease"), ("b", "lease"), ("c", "lease")]
+    assert sorted((worker_id, cause) for worker_id, cause, _ in job.deaths()) == [
+        ("a", "lease"),
+        ("b", "lease"),
+        ("c", "lease"),
+    ]
     without = members(survivor)["generation"]
     assert without == before["generation"] + 1, "one failure, one generation"
     job.network.mend(CUT, HUB)

@@ -59,8 +59,8 @@ share(little)
 distributed.barrier()
 
 def report():
-    who = [ranks.rank, ranks.world_size, ranks.found_in]
-    print(json.dumps({"ranks": who, "calls": len(calls), "results": results}), flush=True)
+    own = [ranks.rank, ranks.world_size, ranks.found_in]
+    print(json.dumps({"ranks": own, "calls": len(calls), "results": results}), flush=True)
     os._exit(0)
 
 share(report)  # rank 0 exits here, while the others wait for it

@@ -1,8 +1,8 @@
 """Dependencies point down only.
 
 The checker reads every module of the package, not what happens to be imported in a run, so an import inside a function
-or under `if TYPE_CHECKING` counts as well: who names the type of a higher layer cannot be understood without it, and
-wants a `Protocol`.
+or under `if TYPE_CHECKING` counts as well: a module that names a type of a higher layer cannot be understood without
+that layer, and should use a `Protocol`.
 """
 
 from __future__ import annotations
