@@ -152,7 +152,7 @@ def _code(number: int) -> grpc.StatusCode:
 
 
 class TestDirect(CoordinatorContract):
-    """Directly to the coordinator. Through a relay: the same with the relay's address."""
+    """Calls go directly to the coordinator; subclasses use the address of a relay."""
 
     @pytest.fixture
     def coordinator(self) -> Iterator[EmbeddedCoordinator]:

@@ -74,7 +74,7 @@ class TestSqliteJournal(JournalContract):
 
 
 class PostgresState:
-    """Opened as a leader opens it, behind the fence; `clear` creates a new database."""
+    """A journal opened by a leader, behind the fence; `clear` creates a new database."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server

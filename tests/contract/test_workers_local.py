@@ -177,7 +177,7 @@ def test_torch_from_the_warm_process_reduces_over_gloo_with_the_threads_that_are
 
 
 def test_a_signal_to_all_processes_leaves_it_to_the_agent_when_workers_end(tmp_path: Path) -> None:
-    """As at a shutdown of the machine: the workers must save first, so the warm process stays."""
+    """At a shutdown, every process gets the signal; the workers must save first, so the warm process stays."""
     stage = Preloading(tmp_path, preloaded_one="")
 
     async def act(workers: Workers) -> None:

@@ -93,7 +93,7 @@ def look(worker: Child) -> dict[str, Any]:
 
 
 def members(worker: Child) -> dict[str, Any]:
-    """As the coordinator answers this worker."""
+    """Return the members as the coordinator reports them to this worker."""
     return worker.ask(do="members")
 
 

@@ -113,7 +113,7 @@ class Load:
         try:
             until(lambda: len(self.acknowledged) >= goal, f"{num} more acks are answered")
         except AssertionError as error:
-            self._stopping.set()  # else it would continue after the test, as fast as it can
+            self._stopping.set()  # otherwise it would continue after the test
             frames = sys._current_frames()
             where = {thread.name: frames.get(thread.ident or 0) for thread in threading.enumerate()}
             stacks = (f"{name}:\n{''.join(traceback.format_stack(at))}" for name, at in where.items() if at)

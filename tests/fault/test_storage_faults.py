@@ -492,7 +492,7 @@ def test_a_failing_disk_leaves_the_old_object(
             with monkeypatch.context() as patch:
                 failed = failing(name, number, patch)
                 if name == "fsync" and key != "d/a":
-                    disk.root.joinpath("new/directory").mkdir(parents=True)  # so that the file's is the first
+                    disk.root.joinpath("new/directory").mkdir(parents=True)  # so that the first is the file's
                 with pytest.raises(error, match=rf"{key}: .*; (free|check)"):
                     write(key, pattern(9 * MIB))
             if name == "fsync":

@@ -69,7 +69,7 @@ def report(**fields: Any) -> None:
 
 def loop_for_ever(path: str, worker_type: str, transform: str) -> None:
     """Print the processes after the first batch, and read until interrupted."""
-    sys.modules["torch"] = None  # type: ignore[assignment]  # which takes seconds to import
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it would take seconds
     import psutil
 
     from strata import StructuredDataset

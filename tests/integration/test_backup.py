@@ -90,7 +90,7 @@ def test_a_postgresql_dump_is_a_backup_as_documented(postgres: PostgresServer, t
 
 
 def plain(state: str) -> str:
-    """As PostgreSQL's own tools write it."""
+    """Return the URL in the form that PostgreSQL's own tools accept."""
     return state.replace("postgresql+psycopg://", "postgresql://")
 
 

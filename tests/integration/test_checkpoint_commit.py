@@ -771,7 +771,7 @@ def test_metadata_too_large_for_the_coordinator_stays_in_the_manifest() -> None:
 
 
 def a_rank(lifeline: Lifeline, *, directory: str, ranks: dict[str, Any]) -> None:
-    """In a separate process: write the files, report it, and continue on command."""
+    """Write the files of a rank in a separate process, report it, and continue on command."""
     mine = Ranks(**ranks)
     store, head = LocalStore(directory), head_of(mine)
     commit.claim(store, mine, head.id)

@@ -246,7 +246,7 @@ def test_an_unflattened_state_is_restored_whole(tmp_path: Path) -> None:
     dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
 
     found = {"model": 0, "t": torch.ones(3)}
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # which would load a copy
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # True would load a copy
     dcp.load(found, storage_reader=StrataStorageReader(tmp_path), planner=planner, no_dist=True)
 
     assert same(found, state)

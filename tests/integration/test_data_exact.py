@@ -436,7 +436,7 @@ def test_a_changed_dataset_is_refused_with_the_difference_or_accepted_on_request
         loaders.load(state)
     assert "the state at row 16 of epoch 0" in str(refused.value)
     assert "on_change='accept'" in str(refused.value)
-    num_rows = len(flat(loaders.run()))  # what was refused has changed nothing
+    num_rows = len(flat(loaders.run()))  # the refused state has changed nothing
     dataset = loaders.datasets[0]
     dataset.load_state_dict(state, on_change="accept")
     assert dataset.position == 16
@@ -511,7 +511,7 @@ def test_each_row_group_is_read_by_one_rank_or_by_two_at_a_border(tmp_path: Path
             cache=False,
         )
         num_lanes = dataset.state_dict()["lanes"]
-        filesystem.read.clear()  # what planning read
+        filesystem.read.clear()  # drops the reads of planning
         assert len(list(loader)) == len(loader)
         # A footer is read with what happens to lie before it, up to the end of the file; rows never are.
         ranges.append([(name, first, last) for name, first, last in filesystem.read if last < sizes[name]])

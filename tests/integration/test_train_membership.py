@@ -215,7 +215,7 @@ def steps_until_due(agreement: Agreement, step: int) -> int:
 
 
 def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(address: str) -> None:
-    """As with time-based policies: rank 0 decides and asks all ranks."""
+    """With time-based policies, rank 0 decides and asks all ranks."""
     ranks = list(two_ranks(address))
     for rank, (_, agreement) in enumerate(ranks):
         agreement.restored(10 * (rank + 1))
@@ -227,7 +227,7 @@ def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(addre
 
 
 def test_limits_that_a_coordinator_has_lost_are_sent_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It restarted after the ranks had published their limits: its journal has no metrics."""
+    """A coordinator that restarts after the ranks have published their limits has lost them: its journal lacks them."""
     ranks = list(two_ranks(address))
     forgetful, num_looks = ranks[1][0]._client, iter(range(1_000))
     listed = forgetful.list_workers
@@ -250,7 +250,7 @@ def test_limits_that_a_coordinator_has_lost_are_sent_again(address: str, monkeyp
 def test_a_rank_that_reads_late_finds_the_limit_of_one_that_is_at_the_next_command(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when all processes get SIGTERM: the agent and each rank request the same."""
+    """When all processes get SIGTERM, the agent and each rank request the same."""
     ranks = list(two_ranks(address))
     late, listed = ranks[0][0]._client, ranks[0][0]._client.list_workers
     is_first = iter([True])

@@ -301,7 +301,7 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 NOTEBOOK = "asyncio.new_event_loop().run_until_complete(main())"
-"""As in a notebook: this event loop does not handle Ctrl-C."""
+"""Like a notebook's event loop, this one does not handle Ctrl-C."""
 
 
 @pytest.mark.parametrize("run", ["asyncio.run(main())", NOTEBOOK])

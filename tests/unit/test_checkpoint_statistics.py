@@ -79,7 +79,7 @@ def test_any_bytes_of_any_type_have_the_statistics_of_their_numbers(name: str, d
     found = of_bytes(raw, dtype)
     assert found is not None
     array = raw.copy().view(dtypes.to_numpy(dtype))
-    if array.dtype.name not in np.sctypeDict:  # of ml_dtypes
+    if array.dtype.name not in np.sctypeDict:  # a dtype of ml_dtypes
         with np.errstate(all="ignore"):
             array = array.astype(np.float64)
     expected = expected_of(array)

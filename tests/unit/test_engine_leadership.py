@@ -124,7 +124,7 @@ def test_a_failed_journal_is_retried_without_calls(num_failures: int) -> None:
 
 
 def test_a_call_after_the_threads_have_stopped_is_answered() -> None:
-    """As at process exit; a caller that waits for the disk would wait forever."""
+    """This happens at process exit; a caller that waits for the disk would wait forever."""
 
     async def story() -> None:
         engine = Engine(MemoryJournal(), CONFIG, ManualClock())

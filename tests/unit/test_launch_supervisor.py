@@ -122,7 +122,7 @@ def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason() ->
 
 
 def test_a_place_is_known_as_exactly_as_steps_are_seen() -> None:
-    """Of steps that take a millisecond, only about every hundredth is reported."""
+    """If a step takes a millisecond, only about every hundredth is reported."""
     run = supervisor(max_restarts=100)
     run.begin(now_s=0.0)
     found: list[Action] = []

@@ -150,7 +150,7 @@ def purity_problems(modules: Mapping[str, set[str]]) -> Iterator[str]:
 
 
 def problems(sources: Mapping[str, str], packages: set[str] | None = None) -> list[str]:
-    """All that is wrong in modules given as {dotted name: text}."""
+    """Return the violations in modules given as {dotted name: text}."""
     modules = {name: set(imports(name, text, is_package=name in (packages or ()))) for name, text in sources.items()}
     pairs = [(module, imported) for module, found in sorted(modules.items()) for imported in sorted(found)]
     rules = [
