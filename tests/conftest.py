@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings, hooks and fixtures that all tests share."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import pytest
 
 IN_CI = os.environ.get("CI") == "true"
 
-# Deadlines are off: a shared machine's hiccup is no finding. In CI the examples are the same in every run.
+# Deadlines are off: a hiccup of a shared machine is not a failure. In CI, every run uses the same examples.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile("ci" if IN_CI else "dev")
 
-# A shell lets whatever it starts in the background ignore Ctrl-C, and so would all that tests start: some send it.
+# A shell makes its background jobs ignore Ctrl-C, and the processes that tests start would inherit that; but some tests
+# send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Else torch keeps what it has compiled among temporary files.
+# Otherwise torch keeps compiled code among the temporary files.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parents[1] / ".build" / "inductor"))
 
 
@@ -52,8 +53,8 @@ LONGEST = (
 """Files that take half a minute or more, the longest one first."""
 
 
-# Importing what all tests use makes a million objects that stay: to look for garbage among them, again and again, is a
-# third of the time that collecting the tests takes.
+# Imports create a million permanent objects; repeated garbage collection among them would take a third of the time of
+# the test collection.
 gc.disable()
 
 
@@ -62,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write what failed for `scripts/run_tests.py`, which runs it again."""
+    """Write the failed tests to a file for `scripts/run_tests.py`, which runs them again."""
     path = terminalreporter.config.getoption("--failures-to")
     if path is None:
         return
@@ -83,8 +84,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where whole files go to workers (`--dist loadfile`), xdist would begin with those that have the most tests, and
-    end with the few that take longest, while the other workers have nothing left to do.
+    """Turn off xdist's reordering: with `--dist loadfile` it would start with the files that have the most tests and
+    end with the few that take longest, while the other workers are idle.
     """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
@@ -97,7 +98,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def requires_service() -> Callable[..., Path]:
-    """`requires_service("node")`: the path of a tool or file; without it the test skips, under CI=true it fails."""
+    """Return a function that finds a tool or file: `requires_service("node")`.
+
+    If it is missing, the test is skipped; with CI=true, it fails.
+    """
 
     def require(what: str | Path, cure: str = "run scripts/system_packages.sh") -> Path:
         found = shutil.which(what) if isinstance(what, str) else str(what) if what.exists() else None

@@ -1,4 +1,4 @@
-"""Failed assertions in the suites say as much as those in the tests."""
+"""Rewrites the assertions of the contract suites, so that they report as much as those in the tests."""
 
 import sys
 from pathlib import Path

@@ -77,7 +77,7 @@ class World:
     way: Way
     job_id: str = "resnet"
     incarnations: dict[str, int] = field(default_factory=dict)
-    """As returned by RegisterWorker: to be sent back, not to be interpreted."""
+    """The incarnations that RegisterWorker returned; callers send them back and do not interpret them."""
     generation: int = 0
 
     def build(self) -> World:
@@ -90,7 +90,7 @@ class World:
         return self
 
     def call(self, method: str, request: Any) -> Any:
-        """In this job, unless the request names another."""
+        """Make a call in this job, unless the request names another."""
         if "job_id" in request.DESCRIPTOR.fields_by_name and not request.job_id:
             request.job_id = self.job_id
         return self.way.call(method, request)
@@ -131,7 +131,7 @@ class World:
         return self.call("NotifyCheckpoint", self.fenced(pb.NotifyCheckpointRequest, worker_id, **fields))
 
     def shards(self, worker_id: str, **fields: Any) -> list[types_pb2.Shard]:
-        """All pages."""
+        """Return the items of all pages."""
         found: list[types_pb2.Shard] = []
         offset = 0
         while True:

@@ -208,7 +208,7 @@ class FormatContract:
         assert [table.num_rows for table in tables] == [unit.num_rows for unit in facts.units]
         return pa.concat_tables(tables) if tables else facts.schema.empty_table().select(list(columns))
 
-    # -- what a file says of itself ----------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------------------------
 
     def test_row_groups_are_consecutive_and_contain_all_rows(self, tmp_path: Path) -> None:
         facts = self.inspect(self.plant(tmp_path))
@@ -447,7 +447,7 @@ class FormatContract:
                 if presence is Presence.ALL:
                     assert num_passed == rows.num_rows, (condition, rows.to_pylist())
 
-    # -- what goes wrong ---------------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------------------------
 
     def test_a_damaged_row_group_is_named_with_its_first_row_and_the_others_are_read(self, tmp_path: Path) -> None:
         written = sample(1_500, self.columns)

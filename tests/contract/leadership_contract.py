@@ -88,4 +88,4 @@ class SharedLeadershipContract(LeadershipContract):
         assert second.number == first.number + 1
         assert one.try_acquire("a", "a:1") is None
         one.release()
-        assert other.leader() is not None, "who does not lead has nothing to release"
+        assert other.leader() is not None, "a candidate that does not lead has nothing to release"

@@ -350,7 +350,7 @@ class StoreContract:
         assert keys_of(store) == keys[-1:]
 
     def test_a_writer_is_not_disturbed_by_deletes_beside_it(self, place: Place) -> None:
-        """Even while a directory is created and removed with its only object."""
+        """This holds even while a directory is created and removed with its only object."""
 
         def work(number: int) -> None:
             store = place.open()

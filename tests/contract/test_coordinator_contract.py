@@ -110,7 +110,7 @@ class ClientWay:
         config = ClientConfig(max_message_bytes=MAX_MESSAGE_BYTES, call_timeout_s=DEADLINE_S, frames=frames)
         self._client = shared_loop().run(self._connect(address, config))
         assert self._client._link is not None
-        assert bool(self._client._link._frames_at) == frames, "it came by the way that was meant"
+        assert bool(self._client._link._frames_at) == frames, "the call took the intended way"
 
     @staticmethod
     async def _connect(address: str, config: ClientConfig) -> AsyncCoordinatorClient:
@@ -152,7 +152,7 @@ def _code(number: int) -> grpc.StatusCode:
 
 
 class TestDirect(CoordinatorContract):
-    """Directly to the coordinator. Through a relay: the same with the relay's address."""
+    """Calls go directly to the coordinator; subclasses use the address of a relay."""
 
     @pytest.fixture
     def coordinator(self) -> Iterator[EmbeddedCoordinator]:

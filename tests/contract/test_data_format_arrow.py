@@ -189,26 +189,26 @@ def growing(number: int) -> pa.RecordBatch:
 def every_type() -> pa.Table:
     """Return columns with much text between them, so that skipping the gap pays."""
     numbers = pa.array(range(4), pa.int64())
-    words = ["a", None, "much longer than twelve bytes", "d"]
+    texts = ["a", None, "much longer than twelve bytes", "d"]
     lists = [[1], None, [], [2, 3]]
     types = pa.array([0, 1, 0, 1], pa.int8())
     columns = {
         "null": pa.nulls(4),
-        "view": pa.array(words, pa.string_view()),
+        "view": pa.array(texts, pa.string_view()),
         "binary view": pa.array([b"x" * 40, b"", None, b"y" * 40], pa.binary_view()),
         "views": pa.array([["x" * 40], None, ["y" * 40, "z"], []], pa.list_(pa.string_view())),
-        "large": pa.array(words, pa.large_string()),
+        "large": pa.array(texts, pa.large_string()),
         "bytes": pa.array([b"ab", None, b"cd", b"ef"], pa.binary(2)),
         "large list": pa.array(lists, pa.large_list(pa.int8())),
         "list view": pa.array(lists, pa.list_view(pa.int8())),
         "fixed": pa.array([[1, 2], None, [3, 4], [5, 6]], pa.list_(pa.float32(), 2)),
         "map": pa.array([[("a", 1)], None, [], [("b", 2)]], pa.map_(pa.string(), pa.int64())),
         "struct": pa.array([{"x": [1], "y": "a"}, None, {"x": None, "y": None}, {"x": [], "y": "b"}]),
-        "dense": pa.UnionArray.from_dense(types, pa.array([0, 0, 1, 1], pa.int32()), [numbers, pa.array(words)]),
-        "sparse": pa.UnionArray.from_sparse(types, [numbers, pa.array(words)]),
+        "dense": pa.UnionArray.from_dense(types, pa.array([0, 0, 1, 1], pa.int32()), [numbers, pa.array(texts)]),
+        "sparse": pa.UnionArray.from_sparse(types, [numbers, pa.array(texts)]),
         "runs": pa.RunEndEncodedArray.from_arrays(pa.array([1, 4], pa.int32()), pa.array(["a", "b"])),
-        "codes": pa.array(words).dictionary_encode(),
-        "codes in lists": pa.ListArray.from_arrays([0, 1, 2, 3, 4], pa.array(words).dictionary_encode()),
+        "codes": pa.array(texts).dictionary_encode(),
+        "codes in lists": pa.ListArray.from_arrays([0, 1, 2, 3, 4], pa.array(texts).dictionary_encode()),
         "uuid": pa.array([b"0123456789abcdef", None] * 2, pa.uuid()),
         "decimal": pa.array([1, None, 2, 3], pa.decimal256(50, 2)),
         "interval": pa.array([(1, 2, 3), None, (4, 5, 6), (7, 8, 9)], pa.month_day_nano_interval()),

@@ -228,8 +228,8 @@ def test_an_invalid_value_is_reported_with_its_position_and_the_cure(tmp_path: P
     assert "part.csv, byte range 1 (bytes 7 to 14, from row 2)" in str(caught.value)
     assert "column #0: Row #2: CSV conversion error to int64: invalid value 'four'" in str(caught.value)
     assert "null_values" in str(caught.value)
-    words = ReadFile(CsvFormat(), path, schema=pa.schema([("id", pa.string())])).table
-    assert words.to_pylist()[-1] == {"id": "four"}
+    as_text = ReadFile(CsvFormat(), path, schema=pa.schema([("id", pa.string())])).table
+    assert as_text.to_pylist()[-1] == {"id": "four"}
     nulls = ReadFile(CsvFormat(null_values=("four",)), path).table
     assert nulls["id"].to_pylist() == [1, 2, 3, None]
 
@@ -242,7 +242,7 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_sample")
 @pytest.mark.parametrize(
-    ("form", "contents", "told"),
+    ("form", "contents", "message"),
     [
         (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,1.5\n", r"column 'v' was guessed as int64.*1\.5.*null_values"),
         (CsvFormat(), b"id,v\n" + b"1000,1\n" * 9 + b"2,x\n", r"column 'v' .*\('v', …\)"),
@@ -256,10 +256,10 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_wrong_guess_is_reported_with_the_cure_and_not_as_damage(
-    tmp_path: Path, form: Format, contents: bytes, told: str, suffix: str
+    tmp_path: Path, form: Format, contents: bytes, message: str, suffix: str
 ) -> None:
     path = planted(tmp_path, f"part{suffix}", gzip.compress(contents) if suffix else contents)
-    with pytest.raises(SchemaMismatch, match=rf"part{suffix}, byte range .*{told}"):
+    with pytest.raises(SchemaMismatch, match=rf"part{suffix}, byte range .*{message}"):
         ReadFile(form, path)
 
 
@@ -305,17 +305,17 @@ def test_no_key_is_lost_wherever_it_first_occurs(
 
 
 @pytest.mark.parametrize(
-    ("contents", "told"),
+    ("contents", "message"),
     [
         (b"a,b\n1,2\n3\n", "Expected 2 columns, got 1"),
         (b"a,a\n1,2\n", "two columns are named 'a'"),
         (b"a\n\xff\xfe\x00\n", "part.csv"),
     ],
 )
-def test_invalid_csv_is_rejected(tmp_path: Path, contents: bytes, told: str) -> None:
+def test_invalid_csv_is_rejected(tmp_path: Path, contents: bytes, message: str) -> None:
     with pytest.raises(DataFileInvalid) as caught:
         ReadFile(CsvFormat(), planted(tmp_path, "part.csv", contents), schema=pa.schema([("a", pa.string())]))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @settings(max_examples=60)
@@ -373,7 +373,7 @@ def test_a_json_array_is_one_row_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contents", "told"),
+    ("contents", "message"),
     [
         (b"[1, 2]", "its elements are int64, not objects"),
         (b'[{"a": 1}', "not a JSON array"),
@@ -384,8 +384,8 @@ def test_a_json_array_is_one_row_group(tmp_path: Path) -> None:
         (b'{"a": 1}\nnull\n', "a record begins with b'null"),
     ],
 )
-def test_invalid_json_is_rejected(tmp_path: Path, contents: bytes, told: str) -> None:
-    with pytest.raises(DataFileInvalid, match=told):
+def test_invalid_json_is_rejected(tmp_path: Path, contents: bytes, message: str) -> None:
+    with pytest.raises(DataFileInvalid, match=message):
         ReadFile(JsonFormat(), planted(tmp_path, "part.json", contents))
 
 

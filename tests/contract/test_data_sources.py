@@ -49,8 +49,8 @@ class TestS3(DataSourceContract, DeniedContract):
 
     @pytest.fixture
     def strangers(self, s3: S3Server) -> list[dict[str, Any]]:
-        nobody = {"access_key_id": None, "secret_access_key": None, "anonymous": True}
-        return [s3.options(secret_access_key="wrong"), s3.options(access_key_id="who"), s3.options(**nobody)]
+        anonymous = {"access_key_id": None, "secret_access_key": None, "anonymous": True}
+        return [s3.options(secret_access_key="wrong"), s3.options(access_key_id="who"), s3.options(**anonymous)]
 
     def test_a_missing_bucket_is_reported(self, s3: S3Server) -> None:
         for path in ("s3://no-such-bucket", "s3://no-such-bucket/x/", "s3://no-such-bucket/*.parquet"):

@@ -74,7 +74,7 @@ class TestSqliteJournal(JournalContract):
 
 
 class PostgresState:
-    """Opened as a leader opens it, behind the fence; `clear` creates a new database."""
+    """A journal opened by a leader, behind the fence; `clear` creates a new database."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -260,7 +260,7 @@ class TestOpen:
         assert path.stat().st_size > 0
 
     @pytest.mark.parametrize(
-        ("state", "words"),
+        ("state", "message"),
         [
             ("sqlite://", "contains no path; use sqlite:///PATH or 'memory'"),
             ("sqlite:///:memory:", "contains no path"),
@@ -270,8 +270,8 @@ class TestOpen:
             ("postgresql://u:secret@db:port/x", "is not a valid database URL"),
         ],
     )
-    def test_a_state_that_cannot_be_used_is_refused_with_the_cure(self, state: str, words: str) -> None:
-        with pytest.raises(ConfigError, match=words) as refusal:
+    def test_a_state_that_cannot_be_used_is_refused_with_the_cure(self, state: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message) as refusal:
             open_journal(state)
         assert refusal.value.field == "state"
         assert "secret" not in str(refusal.value)

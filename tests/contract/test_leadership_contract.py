@@ -134,13 +134,13 @@ def expire(postgres: PostgresServer, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"leader_lease_s": 0.1}, "set it to 0.5 or more"),
         ({"poll_s": 0.0}, "greater than 0"),
         ({"poll_s": 6.0}, "at most"),
     ],
 )
-def test_a_lease_that_cannot_work_is_refused(settings: dict[str, float], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_a_lease_that_cannot_work_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         LeadershipConfig(**settings)

@@ -211,9 +211,9 @@ def test_the_repr_of_settings_holds_no_secret() -> None:
 
 def test_a_signature_in_an_address_is_not_printed() -> None:
     """Azure puts its signature into the URL of every request."""
-    with socket.socket() as nobody:  # bound, and not listening
-        nobody.bind(("127.0.0.1", 0))
-        endpoint = "http://{}:{}/account".format(*nobody.getsockname())
+    with socket.socket() as closed:  # bound, but not listening
+        closed.bind(("127.0.0.1", 0))
+        endpoint = "http://{}:{}/account".format(*closed.getsockname())
         options = {"account_name": "account", "sas_key": "sv=2021-12-02&sig=a-secret-of-mine", "max_retries": 0}
         store = open_store("az://container/a", {**options, "endpoint": endpoint, "allow_http": True})
         with pytest.raises(StorageUnavailable, match=r"az://container/a/b: .*check the endpoint") as caught:

@@ -18,7 +18,7 @@ from strata.coordinator.relay.relay import RelayConfig, RelayServer
 
 @contextlib.contextmanager
 def relay(upstream: str, path: Path) -> Iterator[str]:
-    """In this process, on the loop of the coordinator: the wire is real, the processes are not."""
+    """Relays run in this process, on the loop of the coordinator: the wire is real, the processes are not."""
     config = RelayConfig(
         upstream=upstream,
         listen=f"unix:{path}",
@@ -40,7 +40,7 @@ async def _started(config: RelayConfig) -> RelayServer:
 
 class ThroughRelays(direct.TestDirect):
     def test_a_bad_call_is_refused_with_its_reason_and_changes_nothing(self, world: World) -> None:
-        """All in one world, since none of them changes it: a separate world for each takes minutes."""
+        """Make all calls in one world, since none of them changes it; a separate world for each would take minutes."""
         requests = [(refusal, refusal.request(world)) for refusal in REFUSALS]
         before = world.everything()
         for refusal, request in requests:

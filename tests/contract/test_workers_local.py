@@ -67,8 +67,8 @@ def test_when_the_warm_process_is_killed_its_workers_end_and_the_next_start_has_
     async def act(workers: Workers) -> None:
         orders = [stage.order(f"{LOOKS}\n{SLEEPS}", rank=rank) for rank in range(2)]
         await workers.start(orders)
-        await stage.said("here", 0)
-        await stage.said("here", 1)
+        await stage.wait_for_line("here", 0)
+        await stage.wait_for_line("here", 1)
         watched = [Watched(workers.pid_of(rank) or 0) for rank in range(2)]
         parent = int(json.loads(stage.log().splitlines()[0])[0])
         os.kill(parent, signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_workers_start_cold_when_the_warm_process_dies_of_its_imports(
             assert not stage.look()[1]
 
     stage.act(act)
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2  # then it is not tried any more
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2  # then it stops trying
 
 
 def test_a_preloaded_module_that_starts_threads_is_left_out_and_the_others_are_not(
@@ -141,7 +141,7 @@ def test_a_worker_whose_interpreter_does_not_start_has_a_special_exit_code(tmp_p
 
     assert stage.run(order) == {0: NOT_STARTED}
     assert stage.log().endswith("strata: the worker could not be started: its process has ended\n")
-    assert "encodings" in stage.log()  # what Python had to say to it
+    assert "encodings" in stage.log()  # from Python's own error message
 
 
 def test_generators_of_random_numbers_differ_between_workers(tmp_path: Path) -> None:
@@ -177,12 +177,12 @@ def test_torch_from_the_warm_process_reduces_over_gloo_with_the_threads_that_are
 
 
 def test_a_signal_to_all_processes_leaves_it_to_the_agent_when_workers_end(tmp_path: Path) -> None:
-    """As at a shutdown of the machine: the workers must save first, so the warm process stays."""
+    """At a shutdown, every process gets the signal; the workers must save first, so the warm process stays."""
     stage = Preloading(tmp_path, preloaded_one="")
 
     async def act(workers: Workers) -> None:
         await workers.start([stage.order(f"{LOOKS}\n{SLEEPS}")])
-        await stage.said("here")
+        await stage.wait_for_line("here")
         os.kill(int(json.loads(stage.log().splitlines()[0])[0]), signal.SIGTERM)
         await workers.start([stage.order("print('the host forks')", rank=1)])
         assert await workers.next_exit() == WorkerExit(1, 0)

@@ -100,8 +100,8 @@ class Stage:
 
         return asyncio.run(run())
 
-    async def said(self, word: str, rank: int = 0) -> list[str]:
-        """Wait for a complete line with this prefix; return its words."""
+    async def wait_for_line(self, word: str, rank: int = 0) -> list[str]:
+        """Wait for a complete line with this prefix; return its fields."""
         while True:
             with contextlib.suppress(FileNotFoundError):
                 for line in self.log(rank).splitlines(keepends=True):
@@ -138,7 +138,7 @@ class Watched:
 
 
 def pythons_own(order: ProcessSpec) -> subprocess.CompletedProcess[str]:
-    """What Python does with the same script."""
+    """Run the same script with plain Python."""
     how = ["-m", order.script] if order.is_module else [order.script]
     return subprocess.run(
         [sys.executable, *how, *order.arguments],
@@ -324,7 +324,7 @@ class WorkersContract:
         assert lines[20_000 - first] == "of a child"
         assert lines[-1] == "ValueError: the last words"
 
-    def test_a_disk_that_is_full_stops_no_worker_and_its_last_words_are_known(self, stage: Stage) -> None:
+    def test_a_full_disk_stops_no_worker_and_the_end_of_its_log_is_known(self, stage: Stage) -> None:
         order = replace(stage.order("print('x' * 3_000_000); raise ValueError('bad')"), log=Path("/dev/full"))
 
         async def act(workers: Workers) -> WorkerExit:
@@ -404,8 +404,8 @@ class WorkersContract:
             assert workers.pid_of(0) is None
             await workers.start([stage.order("import os; print('pid', os.getpid()); input()")])
             pid = workers.pid_of(0)
-            assert await stage.said("pid") == ["pid", str(pid)]
-            assert (await workers.next_exit()).code == 1  # there is nothing to read
+            assert await stage.wait_for_line("pid") == ["pid", str(pid)]
+            assert (await workers.next_exit()).code == 1  # stdin is at its end
             assert workers.pid_of(0) is None
             workers.kill([0, 7])
             workers.send_signal(0, signal.SIGTERM)
@@ -417,8 +417,8 @@ class WorkersContract:
 
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(SLEEPS), stage.order(handles + SLEEPS, rank=1)])
-            await stage.said("here")
-            await stage.said("here", 1)
+            await stage.wait_for_line("here")
+            await stage.wait_for_line("here", 1)
             for rank in range(2):
                 workers.send_signal(rank, signal.SIGTERM)
             exits = {await workers.next_exit(), await workers.next_exit()}
@@ -448,8 +448,8 @@ class WorkersContract:
     def test_a_killed_worker_goes_with_its_children_and_without_others(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(STARTS_A_CHILD + SLEEPS), stage.order(SLEEPS, rank=1)])
-            child = Watched(int((await stage.said("child"))[1]))
-            await stage.said("here", 1)
+            child = Watched(int((await stage.wait_for_line("child"))[1]))
+            await stage.wait_for_line("here", 1)
             workers.kill([0])
             assert await workers.next_exit() == WorkerExit(0, -9)
             assert child.is_gone(DEADLINE_S)
@@ -463,7 +463,7 @@ class WorkersContract:
     def test_processes_in_a_workers_group_end_with_it(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(STARTS_A_CHILD)])
-            await stage.said("child")
+            await stage.wait_for_line("child")
             assert await workers.next_exit() == WorkerExit(0, 0)
 
         stage.act(act)
@@ -475,7 +475,7 @@ class WorkersContract:
     def test_descendants_outside_a_workers_group_end_soon_after_it(self, stage: Stage, text: str) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(text + SLEEPS)])
-            daemon = Watched(int((await stage.said("child"))[1]))
+            daemon = Watched(int((await stage.wait_for_line("child"))[1]))
             workers.kill([0])
             assert await workers.next_exit() == WorkerExit(0, -9)
             assert await asyncio.to_thread(daemon.is_gone, DEADLINE_S)
@@ -486,7 +486,7 @@ class WorkersContract:
     def test_after_close_no_double_forked_process_is_left(self, stage: Stage) -> None:
         async def act(workers: Workers) -> Watched:
             await workers.start([stage.order(DOUBLE_FORKS + SLEEPS)])
-            return Watched(int((await stage.said("child"))[1]))
+            return Watched(int((await stage.wait_for_line("child"))[1]))
 
         daemon = stage.act(act)
         assert daemon.is_gone()
@@ -495,7 +495,7 @@ class WorkersContract:
     def test_a_process_that_may_outlive_its_worker_continues(self, stage: Stage) -> None:
         async def act(workers: Workers) -> Watched:
             await workers.start([stage.order(STARTS_A_SAVER + SLEEPS)])
-            saver = Watched(int((await stage.said("child"))[1]))
+            saver = Watched(int((await stage.wait_for_line("child"))[1]))
             workers.kill([0])
             await workers.next_exit()
             return saver
@@ -532,7 +532,7 @@ class WorkersContract:
         async def act(workers: Workers) -> None:
             before = descriptors()
             await workers.start([stage.order(STARTS_A_CHILD + SLEEPS, rank=rank) for rank in range(2)])
-            watched = [Watched(int((await stage.said("child", rank))[1])) for rank in range(2)]
+            watched = [Watched(int((await stage.wait_for_line("child", rank))[1])) for rank in range(2)]
             watched += [Watched(workers.pid_of(rank) or 0) for rank in range(2)]
             await workers.close()
             assert [each.is_gone() for each in watched] == [True] * 4
@@ -551,6 +551,6 @@ class WorkersContract:
                 await workers.start([stage.order("")])
                 await workers.next_exit()
                 counts.append(len(descriptors()))
-            assert counts[-1] <= counts[1] + 1  # a cold host may be on its way out
+            assert counts[-1] <= counts[1] + 1  # a cold host may still be exiting
 
         stage.act(act)

@@ -1,9 +1,9 @@
-"""Processes that save checkpoints, and that are killed at the moment which the test has chosen.
+"""Processes that save checkpoints and are killed at a moment chosen by the test.
 
-As a program this file is a small parent: it has imported numpy and `strata.checkpoint`, nothing else, starts no thread,
-and forks for every order, so that a process which saves and dies costs milliseconds. Orders are lines of JSON on stdin:
-a list of runs that go on side by side. The answer, when all have ended, is what each reported and how it ended. What a
-child reports goes into a pipe at once, so it stands whatever becomes of the child.
+Run as a program, this file is a small parent process. It imports only numpy and `strata.checkpoint`, starts no threads
+and forks a child for every order, so a process that saves and dies costs milliseconds. An order is a line of JSON on
+stdin: a list of runs to execute concurrently. Once all children have exited, the parent answers with their reports and
+exit codes. A child writes each report to a pipe immediately, so the report survives the child.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from strata.storage import local, open_store
 MIB = 1 << 20
 LOOKS, LOOK_S = 20, 0.005
 CALLS = ("open", "pwrite", "ftruncate", "fsync", "link", "rename", "unlink", "rmdir", "mkdir")
-"""The calls of the operating system by which a local store changes something; `open` only if it makes a file."""
+"""The system calls with which a local store modifies the disk; `open` only if it creates a file."""
 SMALL_PIECE_BYTES = 8_192
-"""So that also a small state is written in several pieces, by several threads."""
+"""Small enough that several threads write even a small state in several pieces."""
 STEPS = (1, 2, 3)
 SAVERS = ("thread", "process")
-"""Who may do the saving."""
+"""The kinds of saver."""
 _PR_SET_PDEATHSIG = 1
 
-Say = Callable[..., None]
-"""Reports to the test; it has arrived when the call returns."""
+Report = Callable[..., None]
+"""Sends a report to the test; the report has been written when the call returns."""
 
 
-# -- what is saved -------------------------------------------------------------------------------------------------
+# -- states --------------------------------------------------------------------------------------------------------
 
 
-def state_of(step: int, *, num_bytes: int = 40_000, num_tensors: int = 3, who: str = "") -> dict[str, Any]:
-    """The same for the same arguments; its file does not end on a page."""
-    random = np.random.default_rng([step, *who.encode()])
+def state_of(step: int, *, num_bytes: int = 40_000, num_tensors: int = 3, writer: str = "") -> dict[str, Any]:
+    """Return a deterministic state whose file size is not a multiple of the page size."""
+    random = np.random.default_rng([step, *writer.encode()])
     each = num_bytes // num_tensors
     tensors = {f"w{n}": np.frombuffer(random.bytes(each), np.uint8).copy() for n in range(num_tensors)}
-    return {"model": tensors, "step": step, "who": who, "lr": 0.1 * step}
+    return {"model": tensors, "step": step, "writer": writer, "lr": 0.1 * step}
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Bit for bit."""
+    """Return whether two states are equal bit for bit."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
@@ -69,37 +69,37 @@ def is_same(one: Any, other: Any) -> bool:
 def open_manager(
     place: str | None = None, *, saver: Any = "thread", statistics: bool = False, **options: Any
 ) -> CheckpointManager:
-    """One that saves in a thread of this process, where faults can be planned, or in a process of its own.
+    """Open a manager that saves in a thread of this process, where faults can be planned, or in a saver process.
 
-    Statistics are written when nothing else is to do, so they come whenever they like: only who asks for them has them.
+    Statistics are off by default: they are written in idle time, so the moment of their calls is not reproducible.
     """
     return CheckpointManager(place, saver=saver, statistics=statistics, **options)
 
 
-# -- dying at a boundary -------------------------------------------------------------------------------------------
+# -- kills at a boundary -------------------------------------------------------------------------------------------
 
 
 def die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    while True:  # until it has arrived
+    while True:  # until the signal is delivered
         signal.pause()
 
 
 def do_nothing(_: int) -> None:
-    """In place of `fsync`."""
+    """Stand in for `fsync`."""
 
 
 class Boundaries:
-    """Numbers the system's calls as they are made, by all threads, and dies at one of them, or does something else."""
+    """Numbers the system calls of all threads and, at one of them, kills the process or runs another action."""
 
     def __init__(self, number: int | None, when: When, act: Callable[[], None] = die) -> None:
         self.seen: list[tuple[str, str]] = []
-        """Call and path."""
+        """Pairs of call and path."""
         self._number, self._when, self._act = number, when, act
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        """Of `fsync` only the number matters: what a kernel holds survives the death of a process."""
+        """Wrap the calls; `fsync` is only counted, because the page cache survives the death of a process."""
         for name in CALLS:
             setattr(os, name, self._numbered(name, do_nothing if name == "fsync" else getattr(os, name)))
 
@@ -117,14 +117,14 @@ class Boundaries:
             try:
                 return real(*args, **kwargs)
             finally:
-                # Also after a call that was refused, as to remove a directory that is not empty.
+                # Also after a call that failed, for example `rmdir` of a directory that is not empty.
                 if is_chosen and self._when == "after":
                     self._act()
 
         return call
 
     def _next(self, name: str, args: tuple[Any, ...]) -> int:
-        """For `link` and `rename` the path is the new one."""
+        """Record a call and return its number; for `link` and `rename` record the new path."""
         path = args[1] if name in ("link", "rename") else args[0]
         path = str(Path(f"/proc/self/fd/{path}").readlink()) if isinstance(path, int) else os.fspath(path)
         with self._lock:
@@ -132,10 +132,10 @@ class Boundaries:
             return len(self.seen) - 1
 
 
-# -- in the process that saves -------------------------------------------------------------------------------------
+# -- the saver process ---------------------------------------------------------------------------------------------
 
 IN_SAVER = "STRATA_TEST_IN_SAVER"
-"""Environment: JSON of what `act_in_saver` takes."""
+"""Environment variable with the settings of `act_in_saver`, as JSON."""
 CUSTOMS = """
 import os, sys
 if os.environ.get("STRATA_TEST_IN_SAVER"):
@@ -148,9 +148,10 @@ if os.environ.get("STRATA_TEST_IN_SAVER"):
 def environment_of_savers(
     directory: Path, *, number: int | None = None, when: When = "before", victim: str = "saver"
 ) -> dict[str, str]:
-    """Of a trainer whose saver is to note its calls in `directory`, and at one of them kill itself or the trainer.
+    """Return the environment of a trainer whose saver logs its calls and, at one of them, kills itself or the trainer.
 
-    A saver is an interpreter of its own, so the wrapping goes along in a `sitecustomize`.
+    The log is written to `directory`. A saver is a separate interpreter, so a `sitecustomize` module installs the
+    wrappers.
     """
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(CUSTOMS)
@@ -173,7 +174,7 @@ def act_in_saver() -> None:
 
 
 class _Noted(list[tuple[str, str]]):
-    """Calls that are also written down, so that they outlive the process."""
+    """A list of calls that is also written to a file, so that it outlives the process."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -185,17 +186,17 @@ class _Noted(list[tuple[str, str]]):
 
 
 def orphan() -> None:
-    """Kills the trainer, and goes on when it is gone."""
+    """Kill the trainer and return once it is gone."""
     trainer = os.getppid()
     os.kill(trainer, signal.SIGKILL)
     while os.getppid() == trainer:
         time.sleep(0.001)
 
 
-def save_beside(say: Say, *, place: str, environment: dict[str, str], always: bool = False) -> None:
-    """Saves step 2 by a process that something happens to, or (`always`) to every one that is started for it.
+def save_beside(report: Report, *, place: str, environment: dict[str, str], always: bool = False) -> None:
+    """Save step 2 with a saver into which a fault is injected; `always` injects it into every replacement, too.
 
-    If that fails, step 3 by a sound one.
+    If the save fails, save step 3 with a healthy saver.
     """
     os.environ.update(environment)
     with open_manager(place, saver="process", statistics=False) as manager:
@@ -206,16 +207,16 @@ def save_beside(say: Say, *, place: str, environment: dict[str, str], always: bo
             saved = handle.wait()
         except StrataError as error:
             os.environ.pop(IN_SAVER, None)
-            say(event="failed", kind=type(error).__name__, message=str(error)[:500])
+            report(event="failed", kind=type(error).__name__, message=str(error)[:500])
             saved = manager.save(state_of(3), step=3).wait()
-        say(event="durable", step=saved.step, id=saved.id)
+        report(event="durable", step=saved.step, id=saved.id)
 
 
-# -- what children do ----------------------------------------------------------------------------------------------
+# -- runs ----------------------------------------------------------------------------------------------------------
 
 
 def save_three(
-    say: Say,
+    report: Report,
     *,
     place: str,
     storage_options: dict[str, Any] | None = None,
@@ -225,9 +226,9 @@ def save_three(
     num_bytes: int = 40_000,
     statistics: bool = False,
 ) -> None:
-    """Saves steps 1, 2 and 3, of which one is kept, and says of each when it is durable; at the end, what it did.
+    """Save steps 1, 2 and 3, retain one, and report each when it is durable; at the end, report the calls.
 
-    `level="calls"` numbers the calls of the operating system, `"store"` those of the store.
+    `level="calls"` numbers system calls, `level="store"` numbers calls of the store.
     """
     local.PIECE_BYTES = SMALL_PIECE_BYTES
     boundaries = Boundaries(number, when)
@@ -242,29 +243,33 @@ def save_three(
     with manager:
         for step in STEPS:
             saved = manager.save(state_of(step, num_bytes=num_bytes), step=step).wait()
-            say(event="durable", step=step, id=saved.id)
-            manager.wait()  # until what is too old is gone
+            report(event="durable", step=step, id=saved.id)
+            manager.wait()  # until retention has deleted the old checkpoint
             while statistics and not Path(saved.path, "statistics.json").exists():
-                time.sleep(0.001)  # else the next save may come first, and there would be none
-    calls: list[Any] = boundaries.seen if level == "calls" else [_told(call) for call in store.seen]
+                time.sleep(0.001)  # otherwise the next save may start first, and no statistics would be written
+    calls: list[Any] = boundaries.seen if level == "calls" else [_summary(call) for call in store.seen]
     for start in range(0, len(calls), 10):
-        say(event="calls", calls=calls[start : start + 10])
+        report(event="calls", calls=calls[start : start + 10])
 
 
-def _told(call: Call) -> tuple[int, str, str]:
+def _summary(call: Call) -> tuple[int, str, str]:
     return call.number, call.kind, call.key
 
 
-def write_rounds(say: Say, *, place: str, who: str, num_rounds: int, saver: str, keep_count: int | None) -> None:
-    """Saves the same steps as another writer does at the same time."""
+def write_rounds(
+    report: Report, *, place: str, writer: str, num_rounds: int, saver: str, keep_count: int | None
+) -> None:
+    """Save the same steps as a concurrent writer."""
     with open_manager(place, saver=saver, keep_count=keep_count) as manager:
         for step in range(1, num_rounds + 1):
-            saved = manager.save(state_of(step, who=who), step=step).wait()
-            say(event="durable", step=step, id=saved.id)
+            saved = manager.save(state_of(step, writer=writer), step=step).wait()
+            report(event="durable", step=step, id=saved.id)
 
 
-def save_often(say: Say, *, place: str, saver: str, measured: list[int], num_bytes: int, num_tensors: int) -> None:
-    """Says how much this process and its saver hold after some numbers of saves."""
+def save_often(
+    report: Report, *, place: str, saver: str, measured: list[int], num_bytes: int, num_tensors: int
+) -> None:
+    """Report the resources of this process and its saver after each number of saves in `measured`."""
     state = state_of(0, num_bytes=num_bytes, num_tensors=num_tensors)
     with open_manager(place, saver=saver, statistics=True, keep_count=2) as manager:
         for step in range(1, max(measured) + 1):
@@ -275,29 +280,29 @@ def save_often(say: Say, *, place: str, saver: str, measured: list[int], num_byt
             manager.wait()
             if step in measured:
                 gc.collect()
-                say(event="holds", step=step, **holdings())
+                report(event="holds", step=step, **holdings())
 
 
-def save_large(say: Say, *, place: str, saver: str, num_bytes: int, num_tensors: int) -> None:
-    """Waits to be measured before it has a state, then saves three times."""
+def save_large(report: Report, *, place: str, saver: str, num_bytes: int, num_tensors: int) -> None:
+    """Wait for a first measurement without a state, then save three times."""
     with open_manager(place, saver=saver, statistics=True, keep_count=1) as manager:
-        manager.save(b"", step=0).wait()  # what there is once for each process is there
-        say(event="ready", pid=os.getpid())
+        manager.save(b"", step=0).wait()  # allocates everything that a process allocates once
+        report(event="ready", pid=os.getpid())
         sys.stdin.readline()
         state = {"model": {f"w{n}": np.ones(num_bytes // num_tensors, np.uint8) for n in range(num_tensors)}}
         for step in (1, 2, 3):
             manager.save(state, step=step).wait()
         manager.wait()
-        say(event="done", peak_bytes=peak_bytes())
+        report(event="done", peak_bytes=peak_bytes())
 
 
-def load_large(say: Say, *, place: str, saver: str) -> None:
+def load_large(report: Report, *, place: str, saver: str) -> None:
     with open_manager(place, saver=saver) as manager:
         manager.list()
-        say(event="ready", pid=os.getpid())
+        report(event="ready", pid=os.getpid())
         sys.stdin.readline()
         state = manager.load()
-        say(event="done", peak_bytes=peak_bytes(), num_bytes=sum(w.nbytes for w in state["model"].values()))
+        report(event="done", peak_bytes=peak_bytes(), num_bytes=sum(w.nbytes for w in state["model"].values()))
 
 
 RUNS: dict[str, Callable[..., None]] = {
@@ -305,11 +310,11 @@ RUNS: dict[str, Callable[..., None]] = {
 }
 
 
-# -- what a process holds ------------------------------------------------------------------------------------------
+# -- resources of a process ----------------------------------------------------------------------------------------
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     found = [pid]
     for one in found:
         with contextlib.suppress(OSError):
@@ -319,27 +324,27 @@ def family(pid: int) -> list[int]:
 
 
 def held_bytes(pid: int) -> int:
-    """By a process and all below it; what they share counts once.
+    """Return the memory of a process and all its descendants, counting shared memory once.
 
-    The staging memory is the only memory of theirs that has no file and is shared, so the largest share of it is all of
-    it. To add up what the kernel attributes to each would count it twice when one of them maps it between two looks.
+    Staging memory is their only anonymous shared memory, so the largest `RssShmem` is all of it. Adding up the
+    proportional shares would count it twice if a process mapped it between two reads.
     """
     total = shared = 0
     for one in family(pid):
-        with contextlib.suppress(OSError):  # it has just ended
-            told = _kibibytes(Path(f"/proc/{one}/smaps_rollup")) | _kibibytes(Path(f"/proc/{one}/status"))
-            total += told["Pss_Anon"] + told["Pss_File"]
-            shared = max(shared, told["RssShmem"])
+        with contextlib.suppress(OSError):  # it has just exited
+            counts = _kibibytes(Path(f"/proc/{one}/smaps_rollup")) | _kibibytes(Path(f"/proc/{one}/status"))
+            total += counts["Pss_Anon"] + counts["Pss_File"]
+            shared = max(shared, counts["RssShmem"])
     return (total + shared) * 1_024
 
 
 def _kibibytes(path: Path) -> dict[str, int]:
-    words = (line.split() for line in path.read_text().splitlines())
-    return {line[0].rstrip(":"): int(line[1]) for line in words if len(line) == 3 and line[2] == "kB"}
+    fields = (line.split() for line in path.read_text().splitlines())
+    return {line[0].rstrip(":"): int(line[1]) for line in fields if len(line) == 3 and line[2] == "kB"}
 
 
 def is_running(pid: int) -> bool:
-    """And not only waiting for somebody to hear how it ended."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -357,13 +362,13 @@ def holdings() -> dict[str, int]:
 
 
 def _num_fds(pids: Iterable[int]) -> int:
-    """At this moment: of one that is open for a moment only, the least of many looks does not tell."""
+    """Count the open descriptors now; the minimum of many counts excludes those that are open only briefly."""
     time.sleep(LOOK_S)
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)  # noqa: PTH208 - names
 
 
 def peak_bytes() -> int:
-    """The most that this process ever held; `getrusage` would also tell what its parent held when it was forked."""
+    """Return the peak memory of this process; `getrusage` would include its parent's memory at the fork."""
     return _kibibytes(Path("/proc/self/status"))["VmHWM"] * 1_024
 
 
@@ -375,7 +380,7 @@ def serve() -> None:
         children = [_forked(order) for order in json.loads(line)]
         ended = []
         for pid, reports in children:
-            lines = reports.read().splitlines()  # until it is dead
+            lines = reports.read().splitlines()  # until the child is dead
             reports.close()
             _, status = os.waitpid(pid, 0)
             ended.append(
@@ -397,7 +402,7 @@ def _forked(order: dict[str, Any]) -> tuple[int, Any]:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
-        RUNS[order["run"]](_say_to(writing), **order["arguments"])
+        RUNS[order["run"]](_reporter(writing), **order["arguments"])
         code = 0
     except BaseException:  # noqa: BLE001 - the edge of the process
         traceback.print_exc()
@@ -406,20 +411,20 @@ def _forked(order: dict[str, Any]) -> tuple[int, Any]:
         os._exit(code)
 
 
-def _say_to(fd: int) -> Say:
-    def say(**words: Any) -> None:
-        line = json.dumps(words).encode() + b"\n"
+def _reporter(fd: int) -> Report:
+    def report(**fields: Any) -> None:
+        line = json.dumps(fields).encode() + b"\n"
         assert os.write(fd, line) == len(line)
 
-    return say
+    return report
 
 
 class Ended:
-    """A child that is gone: how it ended, and what it had reported."""
+    """The exit code and the reports of a child that has exited."""
 
     def __init__(self, exit_code: int, reports: list[dict[str, Any]]) -> None:
         self.exit_code = exit_code
-        """Below 0, the signal that ended it."""
+        """Negative: the signal that killed it."""
         self.durable = {one["id"]: one["step"] for one in reports if one["event"] == "durable"}
         self.calls = [call for one in reports if one["event"] == "calls" for call in one["calls"]]
         self.failed = [f"{one['kind']}: {one['message']}" for one in reports if one["event"] == "failed"]
@@ -445,10 +450,10 @@ class Parent:
         self._process.stdin.flush()
 
     def end(self) -> list[Ended]:
-        """When all of the last `begin` have ended; they are to end in time, or the test's own limit ends it."""
+        """Wait until every child of the last `begin` has exited; only the timeout of the test bounds the wait."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, f"the parent has ended:\n{self.log()}"
+        assert line, f"the parent has exited:\n{self.log()}"
         return [Ended(**one) for one in json.loads(line)]
 
     def run(self, run: Callable[..., None], **arguments: Any) -> Ended:
@@ -456,7 +461,7 @@ class Parent:
         return self.end()[0]
 
     def log(self) -> str:
-        """What the children have complained of."""
+        """Return the end of what the children wrote to stderr."""
         self._log.seek(0)
         return self._log.read()[-5_000:]
 
@@ -467,7 +472,7 @@ def order(run: Callable[..., None], **arguments: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def alone(run: Callable[..., None], **arguments: Any) -> Iterator[subprocess.Popen[str]]:
-    """One child in an interpreter of its own, for measuring; its reports are lines on its stdout."""
+    """Start one child in its own interpreter, for measurements; it prints its reports to stdout."""
     with _start([json.dumps(order(run, **arguments))], stderr=None) as process:
         try:
             yield process
@@ -482,7 +487,7 @@ def _start(arguments: list[str], *, stderr: Any) -> subprocess.Popen[str]:
 
 
 class Peak:
-    """Looks again and again at what a family of processes holds, and remembers the most."""
+    """Samples the memory of a process and its descendants and keeps the maximum."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -508,7 +513,7 @@ def main(arguments: list[str]) -> None:
         serve()
         return
     one = json.loads(arguments[0])
-    RUNS[one["run"]](_say_to(sys.stdout.fileno()), **one["arguments"])
+    RUNS[one["run"]](_reporter(sys.stdout.fileno()), **one["arguments"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A store that fails when it is told to: a call is refused, hangs, is lost halfway, or has happened and yet seems lost.
+"""A store with planned faults: a call is refused, hangs, fails halfway, or succeeds but loses its response.
 
-It stands before a real one, so whatever it lets through has happened. Every call is noted, so that a test can first
-record what a save does and then let each of these calls fail in turn.
+It wraps a real store, so the calls that it lets through take effect. It records every call, so that a test can first
+record the calls of a save and then make each of them fail in turn.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from strata.storage.base import Listed
 When = Literal["before", "half", "after"]
 """Before the call; halfway through it; after it, with a lost response."""
 MOST_S = 30.0
-"""A hang that is not ended is a bug of the test."""
+"""Deadline for a hang: a test that does not end one has a bug."""
 CHANGES = ("put", "put_large", "delete")
-"""The calls that change what is stored."""
+"""The calls that modify the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     number: int
-    """From 0, counted over all kinds."""
+    """Counted from 0 over all kinds."""
     kind: str
     key: str
-    """Of `delete` the first one; empty if it has none."""
+    """For `delete` the first key; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def hangs(until: threading.Event, reached: threading.Event | None = None, when: 
     def hang(call: Call) -> None:
         if reached is not None:
             reached.set()
-        assert until.wait(MOST_S), f"nobody ended the hang of {call}"
+        assert until.wait(MOST_S), f"the test did not end the hang of {call}"
 
     return Fault(hang, when)
 

@@ -1,7 +1,7 @@
-"""A coordinator that dies, as by kill -9, the nth time it comes to a certain point; or counts how often it comes there.
+"""A coordinator that kills itself with SIGKILL the nth time it reaches a given point, or counts how often it does.
 
-The points stand around what makes a fact: writing it, committing it, telling it. They are hung onto the real classes in
-the child process, before the server starts.
+The points surround the steps that make a fact durable and known: write, commit, answer. They are patched into the real
+classes in the child process, before the server starts.
 """
 
 from __future__ import annotations
@@ -58,36 +58,36 @@ class Trap:
 
 def die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    while True:  # the signal is on its way
+    while True:  # until the signal is delivered
         signal.pause()
 
 
 def serve(lifeline: Lifeline, *, settings: dict[str, Any], point: str = "", nth: int = 0) -> None:
-    """Serves until the point or SIGTERM; says its addresses, and after SIGTERM its counts."""
+    """Report the addresses and serve until the point or SIGTERM; after SIGTERM, report the counts."""
     trap = Trap(point, nth)
     _watch_starting(trap)
     _watch_journal(trap)
     _watch_engine(trap)
     _watch_sessions(trap)
     config = configs.load(CoordinatorConfig, settings, source="the test")
-    server.run(config, announce=lambda addresses: lifeline.say(**dataclasses.asdict(addresses)))
-    lifeline.say(counts=trap.counts)
+    server.run(config, announce=lambda addresses: lifeline.send(**dataclasses.asdict(addresses)))
+    lifeline.send(counts=trap.counts)
 
 
-def serve_told_in_part(lifeline: Lifeline, *, settings: dict[str, Any], num_told: int) -> None:
-    """Tells the end of a barrier to so many sessions, and keeps it from the others for ever."""
-    told: set[str] = set()
+def serve_partial_release(lifeline: Lifeline, *, settings: dict[str, Any], num_released: int) -> None:
+    """Send the release of a barrier to `num_released` sessions only, and never to the others."""
+    released: set[str] = set()
 
-    def hold(link: Link, frame: session_pb2.ServerFrame) -> bool:
+    def allow(link: Link, frame: session_pb2.ServerFrame) -> bool:
         if any(response.WhichOneof("result") == "wait_barrier" for response in frame.responses):
-            if len(told) >= num_told:
+            if len(released) >= num_released:
                 return False
-            told.add(link.session_id)
+            released.add(link.session_id)
         return True
 
-    _before_frames(hold)
+    _before_frames(allow)
     config = configs.load(CoordinatorConfig, settings, source="the test")
-    server.run(config, announce=lambda addresses: lifeline.say(**dataclasses.asdict(addresses)))
+    server.run(config, announce=lambda addresses: lifeline.send(**dataclasses.asdict(addresses)))
 
 
 def _wrap(
@@ -173,7 +173,10 @@ def _watch_sessions(trap: Trap) -> None:
 def _before_frames(
     look: Callable[[Link, session_pb2.ServerFrame], bool], ask: Callable[[Link], None] = lambda _: None
 ) -> None:
-    """`look` sees every frame before it is written, and may keep it; `ask` sees a link whose last one was written."""
+    """Call `look` with every frame before it is written; returning False drops the frame.
+
+    Before that, call `ask` with the link, whose previous frame has been written.
+    """
     take_frame = Link.take_frame
 
     def looked_at(link: Link) -> session_pb2.ServerFrame | None:

@@ -42,13 +42,13 @@ def rank_of(lifeline: Lifeline, *, place: str, rank: int, address: str = "") -> 
         process = _Process(place, rank, stack)
         if address:
             process.join(address)
-        lifeline.say(is_there=True)
-        while (order := lifeline.hear()) is not None:
+        lifeline.send(is_there=True)
+        while (order := lifeline.receive()) is not None:
             began_s = time.monotonic()
             try:
-                lifeline.say(error="", **getattr(process, order["do"])(**order.get("arguments", {})))
+                lifeline.send(error="", **getattr(process, order["do"])(**order.get("arguments", {})))
             except StrataError as error:
-                lifeline.say(
+                lifeline.send(
                     error=type(error).__name__,
                     message=error.message,
                     missing=error.missing,
@@ -69,7 +69,7 @@ class _Process:
         self._worker = client.register_worker(f"w{self._rank}")
 
     def open(self, size: int, session: str, timeout_s: float, has_coordinator: bool = False) -> dict[str, Any]:
-        """A manager for a start of its own."""
+        """Open a manager for a new session."""
         if has_coordinator:
             self._worker.wait_for_workers(size)
             self._commit = CoordinatorCommit(self._worker)
@@ -88,14 +88,14 @@ class _Process:
         return {"id": self._save.id}
 
     def wait(self) -> dict[str, Any]:
-        """Until it is committed, rank 0 has cleaned up, and the saver rests: stopped now, it holds nobody up."""
+        """Wait until the save is committed, rank 0 has cleaned up, and stopping the idle saver would delay no rank."""
         saved = self._save.wait(120.0)
         self._manager.wait()
         self._manager._saver.claim()
         return {"id": saved.id, "num_ranks": saved.num_ranks}
 
     def look(self) -> dict[str, Any]:
-        """The steps that are listed, all of them whole, and the newest of them."""
+        """Check that every listed checkpoint is intact; return their steps and the newest step."""
         listed = self._manager.list()
         for one in listed:
             self._manager.verify(id=one.id)
@@ -104,7 +104,7 @@ class _Process:
         return {"steps": [one.step for one in listed], "newest": newest.step if newest is not None else None}
 
     def load(self) -> dict[str, Any]:
-        """What all ranks agree on."""
+        """Load the checkpoint that all ranks agree on; return its step."""
         loaded = self._manager.load()
         step = int(loaded["own"][0])
         assert is_state(loaded, self._rank, step)

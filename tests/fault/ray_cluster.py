@@ -82,8 +82,8 @@ def actor_of(pid: int) -> psutil.Process:
 
 @contextlib.contextmanager
 def ray_nodes() -> Iterator[RayNodes]:
-    place = tempfile.mkdtemp(prefix="ray-")  # sockets in it need a short path
-    (Path(place) / "ray").mkdir()  # where Ray notes which cluster is the current one; it does not make it
+    place = tempfile.mkdtemp(prefix="ray-")  # paths of sockets must be short
+    (Path(place) / "ray").mkdir()  # Ray records the current cluster here, but does not create the directory
     program = subprocess.Popen(
         [sys.executable, __file__, place],
         env={**os.environ, **LOOPBACK_ONLY, "RAY_TMPDIR": place},
@@ -94,7 +94,7 @@ def ray_nodes() -> Iterator[RayNodes]:
     try:
         yield RayNodes(program)
     finally:
-        program.communicate(timeout=60)  # it ends with its input
+        program.communicate(timeout=60)  # the cluster ends with its input
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -26,7 +26,7 @@ NUM_ROWS = sum(FILE_ROWS)
 
 
 def write_rows(directory: Path) -> Path:
-    """Unequal files of numbered rows."""
+    """Write files of unequal size with numbered rows."""
     rng = np.random.default_rng(1)
     directory.mkdir(parents=True)
     first = 0
@@ -61,13 +61,12 @@ class Run:
         self._prefix = prefix
         self._more_variables = variables
         self._process: subprocess.Popen[str] | None = None
-        self._heard: dict[Path, int] = {}
 
     # -- starting --------------------------------------------------------------------------------------------------
 
     def start(self, *arguments: str) -> None:
-        told = ("--data", str(self._data), "--out", str(self.out), "--rows", str(NUM_ROWS), *arguments)
-        self._spawn("run", "--name", self.name, *self._options, str(self._script), *told)
+        own = ("--data", str(self._data), "--out", str(self.out), "--rows", str(NUM_ROWS), *arguments)
+        self._spawn("run", "--name", self.name, *self._options, str(self._script), *own)
 
     def start_plain(self, *arguments: str) -> None:
         """Run a script without the arguments above."""
@@ -128,8 +127,8 @@ class Run:
             if found is not None:
                 return found
             if self.agent.poll() is not None or time.monotonic() > end_s:
-                said = self.agent.communicate()[1] if self.agent.poll() is not None else "(it runs)"
-                raise AssertionError(f"no line {what!r} in {self.log(attempt, rank)}:\n{self._all_logs()}\n{said}")
+                output = self.agent.communicate()[1] if self.agent.poll() is not None else "(still running)"
+                raise AssertionError(f"no line {what!r} in {self.log(attempt, rank)}:\n{self._all_logs()}\n{output}")
             time.sleep(0.005)
 
     def found(self, attempt: int, rank: int, what: str) -> re.Match[str]:
@@ -139,15 +138,15 @@ class Run:
         return match
 
     def wait_for_step(self, attempt: int, step: int, rank: int = 0) -> None:
-        """Wait until this step or a later one is made."""
+        """Wait until the worker has completed this step or a later one."""
         end_s = time.monotonic() + DEADLINE_S
         while self.last_step(attempt, rank) < step:
-            assert self.agent.poll() is None, f"the agent has ended:\n{self._all_logs()}\n{self.agent.communicate()[1]}"
+            assert self.agent.poll() is None, f"the agent exited:\n{self._all_logs()}\n{self.agent.communicate()[1]}"
             assert time.monotonic() < end_s, f"no step {step} in attempt {attempt}:\n{self._all_logs()}"
             time.sleep(0.005)
 
     def num_workers(self, attempt: int) -> int:
-        """Wait for an attempt whose workers have all started; return their process ids."""
+        """Return the number of workers with a log in this attempt."""
         return len(list(self.log(attempt, 0).parent.glob("rank-*.log")))
 
     def last_step(self, attempt: int, rank: int) -> int:
@@ -178,5 +177,5 @@ class Run:
     def bury(self) -> None:
         if self._process is not None:
             self._process.kill()
-            with self._process:  # waits for it, and closes its pipes
+            with self._process:  # waits for the process and closes its pipes
                 pass

@@ -1,4 +1,4 @@
-"""Trainers that save and are killed: `python saver_children.py NAME PLACE`. They report to stdout."""
+"""Trainers that save and are killed: `python saver_children.py NAME PLACE`. They print their reports to stdout."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def state_of(number: int) -> dict[str, Any]:
     return {"w": data.reshape(-1, 256), "number": number}
 
 
-def tell(*words: object) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+def report(*fields: object) -> None:
+    os.write(1, (" ".join(map(str, fields)) + "\n").encode())
 
 
 def saver_of(manager: strata.CheckpointManager) -> ProcessSaver:
@@ -38,14 +38,14 @@ def die() -> None:
 def killed_when_staged(place: str) -> None:
     manager = strata.CheckpointManager(place)
     save = manager.save(state_of(1), step=1)
-    tell(save.id, saver_of(manager).pid)
+    report(save.id, saver_of(manager).pid)
     die()
 
 
 def killed_while_staging(place: str) -> None:
     manager = strata.CheckpointManager(place)
     manager.save(state_of(1), step=1).wait()
-    tell("first", saver_of(manager).pid)
+    report("first", saver_of(manager).pid)
     copy = np.copyto
     num_copied = 0
 
@@ -68,12 +68,12 @@ def killed_with_a_forked_child_alive(place: str) -> None:
     if child == 0:
         signal.pause()
     manager.save(state_of(1), step=1)
-    tell(child, saver_of(manager).pid)
+    report(child, saver_of(manager).pid)
     die()
 
 
 def interrupted(place: str) -> None:
-    """Ctrl-C is sent to all processes in the foreground."""
+    """The terminal sends Ctrl-C to all processes in the foreground."""
     manager = strata.CheckpointManager(place)
     manager.prepare(state_of(1))
     save = manager.save(state_of(1), step=1)
@@ -82,20 +82,20 @@ def interrupted(place: str) -> None:
         signal.pause()
     except KeyboardInterrupt:
         save.wait()
-        tell("durable", saver_of(manager).pid)
+        report("durable", saver_of(manager).pid)
         manager.close()
 
 
 def left_without_closing(place: str) -> None:
     manager = strata.CheckpointManager(place)
     manager.save(state_of(1), step=1)
-    tell("left", saver_of(manager).pid)
+    report("left", saver_of(manager).pid)
 
 
 def left_a_thread_without_closing(place: str) -> None:
     manager = strata.CheckpointManager(place, saver="thread")
     manager.save(state_of(1), step=1)
-    tell("left", os.getpid())
+    report("left", os.getpid())
 
 
 def forked(place: str) -> None:
@@ -113,7 +113,7 @@ def forked(place: str) -> None:
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     state["w"][3] = 3
-    tell(manager.save(state, step=3, checkpoint_type="INCREMENTAL").wait().checkpoint_type.name)
+    report(manager.save(state, step=3, checkpoint_type="INCREMENTAL").wait().checkpoint_type.name)
     manager.close()
 
 

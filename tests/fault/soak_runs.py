@@ -1,6 +1,6 @@
-"""Play random stories of runs that are killed, stopped, scaled and resumed, until one ends wrongly.
+"""Play random stories of runs that are killed, stopped, scaled and resumed, until one fails.
 
-`soak_runs.py --minutes 30` plays new ones; `soak_runs.py --seed 12` replays one. In every story, real workers train
+`soak_runs.py --minutes 30` plays new stories; `soak_runs.py --seed 12` replays one. In every story, real workers train
 over gloo. At its end, every row must have been trained on once per epoch; and if the number of workers never changed,
 the weights must be those of an undisturbed run, bit for bit.
 """
@@ -27,9 +27,9 @@ from strata.launch.control import Scale
 
 EPOCHS = 2
 FAULTS = ("worker", "worker", "worker", "storm", "freeze", "agent", "stop", "scale")
-"""Possible events; workers die most often."""
+"""The faults to choose from; a killed worker is the most frequent."""
 STEP_TIMEOUT_S = 5.0
-"""Time after which a stopped worker counts as hung."""
+"""Seconds after which a frozen worker counts as hung."""
 _undisturbed: dict[int, str] = {}
 
 
@@ -55,19 +55,19 @@ class Story:
                 attempt = self._attempt()
                 run.wait_for(attempt, 0, r"restored (\d+)")
                 if not self._reached(attempt, rng.randrange(1, 12)):
-                    break  # it is done
-                self._befall(rng.choice(FAULTS), attempt)
+                    break  # the run is done
+                self._inject(rng.choice(FAULTS), attempt)
             while True:
-                code, said = run.wait()
+                code, output = run.wait()
                 if code == 0:
                     break
-                assert code in (130, 143), said
+                assert code in (130, 143), output
                 run.resume()
             self._check()
         finally:
             run.bury()
 
-    def _befall(self, fault: str, attempt: int) -> None:
+    def _inject(self, fault: str, attempt: int) -> None:
         run, rng = self._run, self._rng
         self.faults.append(fault)
         if fault == "worker":
@@ -87,12 +87,12 @@ class Story:
                 run.resume()
         else:
             self._is_scaled = True
-            with contextlib.suppress(ConfigError):  # it is done
+            with contextlib.suppress(ConfigError):  # the run is done
                 run.ask(Scale(rng.randrange(1, self._most + 1)))
         self._wait_for_more_than(attempt)
 
     def _kill(self, attempt: int, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it is done
+        with contextlib.suppress(ProcessLookupError):  # the worker is done
             self._run.kill(attempt, rank, number)
 
     def _attempt(self) -> int:
@@ -101,7 +101,7 @@ class Story:
         )
 
     def _reached(self, attempt: int, more: int) -> bool:
-        """Return whether this many steps were made before the run ended."""
+        """Return whether the attempt completes this many more steps before the run ends."""
         start = int(self._run.found(attempt, 0, r"restored (\d+)")[1])
         while self._run.last_step(attempt, 0) < start + more:
             if self._run.agent.poll() is not None:
@@ -124,7 +124,7 @@ class Story:
         digests = {each["digest"] for each in last}
         assert len(digests) == 1, results
         if not self._is_scaled:
-            assert digests == {self._undisturbed_digest(num_workers)}, "other weights than undisturbed"
+            assert digests == {self._undisturbed_digest(num_workers)}, "not the weights of an undisturbed run"
 
     def _undisturbed_digest(self, num_workers: int) -> str:
         if num_workers not in _undisturbed:
@@ -141,7 +141,7 @@ class Story:
 
 
 def play(seed: int, data: Path) -> list[str]:
-    """Play one story; return its faults. Keep the files of a story that ended wrongly."""
+    """Play one story and return its faults; keep the files of a story that failed."""
     place = Path(tempfile.mkdtemp(prefix=f"strata-soak-{seed}-"))
     story = Story(seed, place, data)
     try:
@@ -157,7 +157,7 @@ def play(seed: int, data: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, help="the story to play, or the first of several")
-    parser.add_argument("--minutes", type=float, help="play new ones for this long")
+    parser.add_argument("--minutes", type=float, help="play new stories for this long")
     arguments = parser.parse_args()
     first = arguments.seed if arguments.seed is not None else int(time.time())
     with tempfile.TemporaryDirectory(prefix="strata-soak-rows-") as directory:

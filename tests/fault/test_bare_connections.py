@@ -60,7 +60,7 @@ def goodbye(stranger: socket.socket) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "code", "words"),
+    ("sent", "code", "message"),
     [
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "INVALID_ARGUMENT", "gRPC uses another port"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", "INVALID_ARGUMENT", "gRPC uses another port"),
@@ -82,7 +82,7 @@ def goodbye(stranger: socket.socket) -> tuple[str, str]:
     ],
 )
 def test_an_invalid_session_is_closed_with_the_reason(
-    coordinator: CoordinatorProcess, sent: bytes, code: str, words: str
+    coordinator: CoordinatorProcess, sent: bytes, code: str, message: str
 ) -> None:
     with CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client:
         worker = client.register_worker("w0")
@@ -91,7 +91,7 @@ def test_an_invalid_session_is_closed_with_the_reason(
                 stranger.sendall(sent)
                 ended_with, why = goodbye(stranger)
                 assert ended_with == code
-                assert words in why
+                assert message in why
         worker.heartbeat()
         assert client.num_connections == 1
 
@@ -148,7 +148,7 @@ def test_a_client_that_does_not_read_is_dropped_and_takes_no_memory(nursery: Nur
             client.register_worker(f"w{number}")
         before = psutil.Process(process.child.pid).memory_info().rss
         stranger.sendall(PREFACE + HELLO)
-        with contextlib.suppress(OSError):  # it hangs up in the end
+        with contextlib.suppress(OSError):  # the coordinator closes the connection in the end
             for _ in range(1_000):
                 stranger.sendall(packed(asked.SerializeToString()))
         assert client.list_jobs()
@@ -220,13 +220,13 @@ def test_plain_connections_require_the_same_tokens_and_tls_as_grpc(nursery: Nurs
     process = CoordinatorProcess(nursery, tmp_path, lease=CALM, security=security, frames=f"127.0.0.1:{free_port()}")
     process.start()
     trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
-    for token, words in (("", "the token is missing"), ("wrong" * 10, "the token is unknown")):
+    for token, expected in (("", "the token is missing"), ("wrong" * 10, "the token is unknown")):
         hello = pb.Hello(session_id="s", token=token)
         with trusting.wrap_socket(connected(process), server_hostname="127.0.0.1") as stranger:
             stranger.sendall(PREFACE + packed(pb.ClientFrame(hello=hello).SerializeToString()))
             code, why = goodbye(stranger)
             assert code == "UNAUTHENTICATED"
-            assert words in why
+            assert expected in why
     with connected(process) as plain:
         plain.sendall(PREFACE + HELLO)
         with contextlib.suppress(ConnectionError):
@@ -291,7 +291,7 @@ def test_a_client_reconnects_over_a_plain_connection(coordinator: CoordinatorPro
             coordinator.restart()
             worker.heartbeat()
             until(lambda number=number: client.num_connections == number, "it is back")
-            assert client._client._link._frames_at, "and not through gRPC"
+            assert client._client._link._frames_at, "not through gRPC"
             assert not client._client._link._failed_frames
 
 

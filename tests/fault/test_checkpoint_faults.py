@@ -1,6 +1,6 @@
-"""A manager whose store, disk or clock fails: the checkpoint before stays the latest, and the next save works.
+"""A manager whose store, disk or clock fails: the previous checkpoint stays the latest, and the next save works.
 
-The store fails in this process, so the saving is done by a thread of it.
+The store fails in this process, so a thread of this process saves.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def age(place: Path) -> None:
 
 
 def save(manager: CheckpointManager, step: int) -> str:
-    """Durable, and what is too old is gone."""
+    """Save a step; return its id once it is durable and retention has run."""
     saved = manager.save(state_of(step), step=step).wait(DEADLINE_S)
     manager.wait()
     return saved.id
 
 
 def check(manager: CheckpointManager, *steps: int) -> None:
-    """These are there, whole, and the last of them is found."""
+    """Check that exactly these steps are listed and intact, and that the last one is loaded by default."""
     listed = manager.list()
     assert [one.step for one in listed] == [*steps]
     for one in listed:
@@ -80,12 +80,12 @@ def check(manager: CheckpointManager, *steps: int) -> None:
     assert manager.problems == {}
 
 
-# -- every call of a save, one after another ---------------------------------------------------------------------------
+# -- a fault in every call of a save -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
-    """What the second save does, counted from its first call: writing, committing, and removing the first one."""
+    """Return the calls of a second save, numbered from 0: it writes, commits, and deletes the first checkpoint."""
     store = FaultyStore(LocalStore(tmp_path_factory.mktemp("whole")))
     with open_manager(store=store, keep_count=1) as manager:
         save(manager, 1)
@@ -110,7 +110,7 @@ def position_of_commit(calls: list[Call]) -> int:
         (StorageUnavailable, "after"),
     ],
 )
-def test_a_save_of_which_any_call_fails_raises_the_cause_and_the_next_one_works(
+def test_a_save_raises_the_failure_of_any_call_and_the_next_save_works(
     tmp_path: Path, calls: list[Call], error: type[StorageError], when: When
 ) -> None:
     commit = position_of_commit(calls)
@@ -131,12 +131,12 @@ def test_a_save_of_which_any_call_fails_raises_the_cause_and_the_next_one_works(
                 manager.wait()
                 check(manager, 1)
                 assert manager.list()[0].id == first
-                assert directories(place) == [first], "nothing is left of it"
-            else:  # it is committed, also if the answer was lost, and whatever happens to those that are too old
+                assert directories(place) == [first], "the failed save left files"
+            else:  # the save is committed, even if the response was lost or retention fails
                 second.wait(DEADLINE_S)
                 manager.wait()
                 assert is_same(manager.load(), state_of(2))
-            save(manager, 3)  # the staging memory is free, or it would be refused
+            save(manager, 3)  # would be refused if the staging memory were still in use
             check(manager, 3)
             age(place)
             last = save(manager, 4)
@@ -153,7 +153,7 @@ def test_a_save_of_which_any_call_fails_raises_the_cause_and_the_next_one_works(
 def test_a_store_that_fails_from_any_call_on_loses_nothing(
     tmp_path: Path, calls: list[Call], error: type[StorageError]
 ) -> None:
-    """So that what was written cannot be removed at once, either."""
+    """The failed save cannot delete its own files at once, either."""
     commit = position_of_commit(calls)
     for call in calls:
         place = tmp_path / str(call.number)
@@ -169,9 +169,9 @@ def test_a_store_that_fails_from_any_call_on_loses_nothing(
                 second.wait(DEADLINE_S)
             manager.wait()
             with pytest.raises(error):
-                manager.list()  # and not an empty list
+                manager.list()  # does not return an empty list
             with pytest.raises(error):
-                manager.load()  # and not "there is none"
+                manager.load()  # does not raise NoCheckpoint
             store.heal()
             assert is_same(manager.load(), state_of(1 if call.number <= commit else 2))
             assert manager.problems == {}
@@ -185,7 +185,7 @@ def test_a_store_that_fails_from_any_call_on_loses_nothing(
 
 
 def test_a_commit_whose_response_was_lost_is_whole(store: FaultyStore) -> None:
-    """Nobody can know then whether it is committed: the save has failed for its caller, and what is listed is true."""
+    """The writer cannot know whether it has committed, so the save raises; the listing shows the checkpoint."""
     with open_manager(store=store) as manager:
         save(manager, 1)
         store.plan(fails(StorageUnavailable, "after"), "put", key="manifest.json")
@@ -258,7 +258,7 @@ def test_a_save_that_hangs_and_is_cancelled_leaves_nothing(
 def test_a_store_that_fails_during_a_load_puts_nothing_into_quarantine(
     store: FaultyStore, tmp_path: Path, error: type[StorageError]
 ) -> None:
-    """A moment's failure must not hide the newest one, nor mark it."""
+    """A transient failure must neither hide the newest checkpoint nor mark it as damaged."""
     with open_manager(store=store) as manager:
         save(manager, 1)
         save(manager, 2)
@@ -268,7 +268,7 @@ def test_a_store_that_fails_during_a_load_puts_nothing_into_quarantine(
         manager.load()
         num_calls = len(store.seen) - num_before
     for number in range(num_calls):
-        with open_manager(store=store) as manager:  # a fresh one, which knows nothing
+        with open_manager(store=store) as manager:  # without cached metadata
             store.plan(fails(error), number=len(store.seen) + number)
             with pytest.raises(error):
                 manager.load()
@@ -300,7 +300,7 @@ def test_leftovers_that_are_deleted_meanwhile_are_ignored(tmp_path: Path, monkey
     def look(path: Path) -> Iterator[Path]:
         found = list(iterdir(path))
         if path == first:
-            shutil.rmtree(first)  # by another manager, which was faster
+            shutil.rmtree(first)  # as if by a concurrent manager
         return iter(found)
 
     monkeypatch.setattr(Path, "iterdir", look)
@@ -310,7 +310,7 @@ def test_leftovers_that_are_deleted_meanwhile_are_ignored(tmp_path: Path, monkey
     assert not second.exists()
 
 
-# -- a disk that is full -----------------------------------------------------------------------------------------------
+# -- a full disk -------------------------------------------------------------------------------------------------------
 
 ON_A_FULL_DISK = """
 import os, shutil, sys
@@ -361,7 +361,7 @@ MOUNTS = {
 def test_on_a_full_disk_the_previous_checkpoint_stays_and_the_space_is_freed(
     tmp_path: Path, kind: str, saver: str
 ) -> None:
-    """A real one, in a mount namespace of its own; on ext4 past the page cache."""
+    """The file system is real, in a private mount namespace; writes to ext4 bypass the page cache."""
     (tmp_path / "disk").mkdir()
     script = f'{MOUNTS[kind]} && exec "$2" -c "$3" "$1/disk/store" "$4" "$5"'
     namespace = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]
@@ -374,8 +374,8 @@ def test_on_a_full_disk_the_previous_checkpoint_stays_and_the_space_is_freed(
         check=False,
     )
     if "Traceback" not in done.stderr and ("unshare" in done.stderr or "mount" in done.stderr or "mkfs" in done.stderr):
-        may_fail = os.environ.get("CI") == "true" and kind == "tmpfs"  # loop devices are not everywhere
-        (pytest.fail if may_fail else pytest.skip)(f"no mount of one's own: {done.stderr}")
+        may_fail = os.environ.get("CI") == "true" and kind == "tmpfs"  # loop devices are not available everywhere
+        (pytest.fail if may_fail else pytest.skip)(f"cannot mount a private file system: {done.stderr}")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "passed\n"
 
@@ -424,7 +424,7 @@ def test_a_new_checkpoint_is_kept_although_an_older_one_of_its_step_claims_to_be
 def test_a_new_checkpoint_is_kept_although_a_later_step_exists(tmp_path: Path) -> None:
     with open_manager(str(tmp_path), keep_count=1) as manager:
         save(manager, 10)
-        saved = save(manager, 6)  # gone back, and trained again
+        saved = save(manager, 6)  # training went back to an earlier step
         assert saved in [one.id for one in manager.list()]
 
 
@@ -448,7 +448,7 @@ def test_a_save_whose_checkpoint_is_deleted_by_retention_at_once_has_not_failed(
 
 @contextlib.contextmanager
 def a_save_under_way(store: FaultyStore) -> Iterator[threading.Event]:
-    """Its data are written, its manifest is not. It ends, and is checked, when the block does."""
+    """Hold a save between its data and its manifest; at the end of the block, finish and check it."""
     release, reached = threading.Event(), threading.Event()
     with open_manager(store=store) as writer:
         store.plan(hangs(release, reached), "put", key="manifest.json")
@@ -467,7 +467,7 @@ def a_save_under_way(store: FaultyStore) -> Iterator[threading.Event]:
 
 
 def test_a_save_in_progress_is_not_collected(store: FaultyStore) -> None:
-    """Else the tests below prove nothing."""
+    """Otherwise the tests below would prove nothing."""
     with a_save_under_way(store), open_manager(store.url) as other:
         save(other, 4)
         assert len(directories(Path(store.url))) == 2
@@ -511,7 +511,7 @@ def test_leftovers_are_collected_and_committed_checkpoints_are_not(tmp_path: Pat
 # -- S3 ----------------------------------------------------------------------------------------------------------------
 
 NUM_BYTES = 12 * MIB
-"""Three parts of an upload."""
+"""Three parts of a multipart upload."""
 
 
 @pytest.fixture
@@ -537,7 +537,7 @@ def save_on_s3(manager: CheckpointManager, step: int) -> None:
 
 
 def check_on_s3(s3: S3Server, place: str, *steps: int) -> None:
-    """Past the proxy, by somebody who knows nothing."""
+    """Check with a new manager that bypasses the proxy."""
     with open_manager(place, storage_options=s3.options()) as manager:
         assert [one.step for one in manager.list()] == [*steps]
         for step in steps:
@@ -570,7 +570,7 @@ def test_a_save_and_a_load_survive_transient_faults_of_s3(
         proxy.heal()
         assert manager.problems == {}
     check_on_s3(s3, place, 1, 2)
-    until(lambda: s3.unfinished_uploads() == before, "nothing is left of an upload")
+    until(lambda: s3.unfinished_uploads() == before, "no upload is left unfinished")
 
 
 @pytest.mark.parametrize("kind", ["create upload", "put part", "complete upload", "put"])
@@ -586,7 +586,7 @@ def test_a_save_that_fails_for_good_on_s3_leaves_no_upload_and_the_previous_one_
         assert is_same(manager.load(), state_of(1, num_bytes=NUM_BYTES))
         proxy.heal()
         check_on_s3(s3, place, 1)
-        until(lambda: s3.unfinished_uploads() == before, "nothing is left of the upload")
+        until(lambda: s3.unfinished_uploads() == before, "no upload is left unfinished")
         save_on_s3(manager, 3)
     check_on_s3(s3, place, 1, 3)
 
@@ -608,7 +608,7 @@ def test_a_load_from_a_server_that_stays_busy_does_not_quarantine_the_checkpoint
 def test_an_empty_store_and_an_unavailable_one_raise_different_errors(
     s3: S3Server, proxy: FaultyProxy, place: str
 ) -> None:
-    """Else a job would begin anew because its store was busy for a moment."""
+    """Otherwise a job would start from scratch because its store was busy for a moment."""
     with through(proxy, s3, place) as manager:
         with pytest.raises(NoCheckpoint):
             manager.load()
@@ -619,7 +619,7 @@ def test_an_empty_store_and_an_unavailable_one_raise_different_errors(
 
 @pytest.mark.slow
 def test_a_save_survives_a_restart_of_the_server(weed: S3Server) -> None:
-    """Which takes some 20 s: the server waits for itself to be elected."""
+    """The restart takes about 20 s, because the server waits for its own leader election."""
     options = weed.options(piece_bytes=5 * MIB, concurrency=2)
     with open_manager(weed.new_url(), storage_options=options) as manager:
         save_on_s3(manager, 1)
@@ -633,7 +633,7 @@ def test_a_save_survives_a_restart_of_the_server(weed: S3Server) -> None:
 
 @pytest.fixture
 def weed(requires_service: Callable[..., Path]) -> Iterator[S3Server]:
-    """A server of one's own, to be killed."""
+    """Start a server that the test may kill."""
     server = S3Server(requires_service(WEED, "run make setup"))
     try:
         server.start()

@@ -1,8 +1,8 @@
-"""kill -9 at every boundary of a save: what was reported is there, what is listed is whole, the next save cleans up.
+"""kill -9 at every boundary of a save: reported checkpoints exist, listed ones are intact, the next save cleans up.
 
-A first process saves three checkpoints and tells every call by which it changed something. Then, for each of these
-calls, another process does the same and is killed just before it, just after it, or in the middle of it. What a kernel
-holds survives a kill, so the order in which things become durable is checked separately, from the calls themselves.
+A first process saves three checkpoints and reports every call that modifies the disk. For each of these calls, another
+process does the same and is killed just before, during or just after that call. The page cache survives a kill, so
+the order in which data becomes durable is checked separately, from the list of calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from strata.storage.base import TEMPORARY
 
 __all__ = ["s3"]  # a fixture
 
-pytestmark = pytest.mark.timeout(180)  # hundreds of processes, on a machine that may be busy
+pytestmark = pytest.mark.timeout(180)  # starts hundreds of processes
 
 NUM_BYTES = 40_000
 TWO_HOURS_S = 7_200.0
@@ -58,7 +58,7 @@ def parent() -> Iterator[Parent]:
 
 @pytest.fixture(scope="module")
 def calls(parent: Parent, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
-    """What a process does that nobody kills: (call, path)."""
+    """Return the calls of a process that is not killed, as (call, path)."""
     ended = parent.run(save_three, place=str(tmp_path_factory.mktemp("whole") / "new"), level="calls")
     assert ended.exit_code == 0, parent.log()
     assert list(ended.durable.values()) == [*STEPS]
@@ -67,15 +67,15 @@ def calls(parent: Parent, tmp_path_factory: pytest.TempPathFactory) -> list[tupl
 
 @pytest.fixture
 def no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever checks does not wait for the disk: in these tests processes die, and the kernel lives."""
+    """Skip `fsync` in the checking process: these tests kill processes, not the kernel."""
     monkeypatch.setattr(os, "fsync", do_nothing)
 
 
-# -- what must hold after a death ------------------------------------------------------------------------------------
+# -- invariants after a kill -----------------------------------------------------------------------------------------
 
 
 def check_listed(manager: CheckpointManager, durable: dict[str, int], *, num_bytes: int = NUM_BYTES) -> list[str]:
-    """All that is listed is whole, and what was reported is there, or something newer."""
+    """Check that listed checkpoints are intact, and that each reported one or a newer one is listed; return the ids."""
     listed = manager.list()
     assert manager.problems == {}
     for one in listed:
@@ -84,7 +84,7 @@ def check_listed(manager: CheckpointManager, durable: dict[str, int], *, num_byt
     newest = listed[-1].step if listed else 0
     ids = [one.id for one in listed]
     assert all(one in ids or step < newest for one, step in durable.items()), (
-        f"{durable} were reported, {ids} are there"
+        f"{durable} were reported, {ids} are listed"
     )
     if listed:
         assert manager.load()["step"] == newest
@@ -95,7 +95,7 @@ def check_listed(manager: CheckpointManager, durable: dict[str, int], *, num_byt
 
 
 def age(place: Path) -> None:
-    """As if two hours had gone by."""
+    """Set the modification times back by two hours."""
     then_s = time.time() - TWO_HOURS_S
     for directory, _, names in os.walk(place, topdown=False):
         for name in (*names, "."):
@@ -107,13 +107,13 @@ def temporaries(place: Path) -> list[str]:
 
 
 def check_recovers(place: Path, durable: dict[str, int]) -> None:
-    """A new process finds what was reported, saves, leaves the young leftovers alone, and collects the old ones."""
+    """Check that a new process finds reported checkpoints, saves, and deletes old leftovers but no recent ones."""
     with open_manager(str(place)) as manager:
         before = check_listed(manager, durable)
         left = temporaries(place)
         manager.save(state_of(8), step=8).wait()
         manager.wait()
-        assert temporaries(place) == left, "they may be a live writer's"
+        assert temporaries(place) == left, "recent temporary files may belong to a live writer"
         age(place)
         manager.save(state_of(9), step=9).wait()
         manager.wait()
@@ -121,30 +121,33 @@ def check_recovers(place: Path, durable: dict[str, int]) -> None:
         assert after[: len(before)] == before
         assert [one.step for one in manager.list()][len(before) :] == [8, 9]
     directories = sorted(path.name for path in place.iterdir())
-    assert directories == sorted(after), "of the dead nothing is left"
+    assert directories == sorted(after), "the killed process left files"
     in_checkpoints = temporaries(place)
     with open_manager(str(place), keep_count=1) as manager:
         manager.save(state_of(10), step=10).wait()
         manager.wait()
         assert [one.step for one in manager.list()] == [10]
-    assert len(in_checkpoints) <= 1, "the second name of a manifest, at most"
+    assert len(in_checkpoints) <= 1, "only the second name of a manifest may remain"
     assert temporaries(place) == []
     assert len(list(place.iterdir())) == 1
 
 
-# -- on a disk: every call of the operating system ---------------------------------------------------------------------
+# -- on a disk: kills at every system call -----------------------------------------------------------------------------
 
 
 def test_the_harness_sees_every_kind_of_call(calls: list[tuple[str, str]]) -> None:
-    """Else the tests below prove little."""
+    """Otherwise the tests below would prove little."""
     assert {name for name, _ in calls} == set(CALLS)
     num_pieces = sum(name == "pwrite" and "manifest" not in path for name, path in calls)
     assert num_pieces > 3 * len(STEPS)
 
 
 def is_another_state(calls: list[tuple[str, str]], number: int, name: str, when: When) -> bool:
-    """Only a write has a half. After a call it is as before the next one, unless that is another thread's, which may
-    come at any time; of two deaths in one state, the later one has more to answer for, as more may have been reported.
+    """Return whether a kill here leaves a state on disk that no other kill leaves.
+
+    Only a write has a middle. The state after a call is the state before the next one, unless another thread makes that
+    call, which may happen at any time. Of two kills in the same state, the later one is the stricter test, because more
+    may have been reported by then.
     """
     if when == "after":
         return number + 1 == len(calls) or "pwrite" in (name, calls[number + 1][0])
@@ -162,7 +165,7 @@ def test_a_process_that_is_killed_at_any_call_loses_nothing_that_was_reported(
         place = tmp_path / str(number)
         ended = parent.run(save_three, place=str(place), level="calls", number=number, when=when)
         assert ended.exit_code == -signal.SIGKILL, f"{calls[number]}: {parent.log()}"
-        place.mkdir(exist_ok=True)  # it may have died before it made it
+        place.mkdir(exist_ok=True)  # the process may have died before creating it
         try:
             check_recovers(place, ended.durable)
         except AssertionError as error:
@@ -175,7 +178,7 @@ def test_a_process_that_is_killed_at_any_call_loses_nothing_that_was_reported(
 def test_a_process_that_is_killed_while_it_writes_statistics_loses_nothing(
     tmp_path: Path, parent: Parent, when: When
 ) -> None:
-    """They are written whenever nothing else is to do, so the numbers of the calls are not the same each time."""
+    """Statistics are written in idle time, so the numbering of the calls varies between runs."""
     whole = parent.run(save_three, place=str(tmp_path / "whole"), level="calls", statistics=True)
     assert whole.exit_code == 0, parent.log()
     numbers = [n for n, (name, path) in enumerate(whole.calls) if name == "rename" and "statistics" in path]
@@ -197,11 +200,11 @@ def test_a_manifest_is_published_only_when_its_files_would_survive_a_power_cut(
         last_write = max(n for n, (name, path) in enumerate(before) if name in ("pwrite", "ftruncate"))
         named = max(n for n, (name, path) in enumerate(before) if name == "rename" and path.startswith(directory))
         data_writes = [n for n, call in enumerate(before[:named]) if call[0] in ("pwrite", "ftruncate")]
-        assert "fsync" in [name for name, _ in before[max(data_writes) : named]], "the data, before it has its name"
-        assert ("fsync", directory) in before[named:], "the name of the data"
-        assert any(name == "fsync" for name, _ in before[last_write:]), "the manifest, before it has its name"
+        assert "fsync" in [name for name, _ in before[max(data_writes) : named]], "sync the data before the rename"
+        assert ("fsync", directory) in before[named:], "sync the directory after the rename"
+        assert any(name == "fsync" for name, _ in before[last_write:]), "sync the manifest before the link"
         made = [n for n, call in enumerate(before) if call == ("mkdir", directory)]
-        assert ("fsync", str(Path(directory).parent)) in before[made[-1] :], "the name of the directory"
+        assert ("fsync", str(Path(directory).parent)) in before[made[-1] :], "sync the parent of a new directory"
 
 
 def test_nothing_older_is_deleted_before_the_new_checkpoint_would_survive_a_power_cut(
@@ -229,27 +232,27 @@ def test_a_deletion_removes_the_manifest_first(calls: list[tuple[str, str]]) -> 
 def test_an_old_second_name_of_a_manifest_is_removed_too(
     tmp_path: Path, parent: Parent, calls: list[tuple[str, str]]
 ) -> None:
-    """Of one that was killed between giving the manifest its name and taking away the temporary one."""
+    """A process killed between linking the manifest and unlinking its temporary name leaves both names."""
     place = tmp_path / "new"
     number = next(n for n, (name, _) in enumerate(calls) if name == "link")
     ended = parent.run(save_three, place=str(place), level="calls", number=number, when="after")
     if len(temporaries(place)) != 1:
-        pytest.fail("it died elsewhere")
+        pytest.fail("the process was killed at another call")
     age(place)
     with open_manager(str(place)) as manager:
         manager.save(state_of(9), step=9).wait()
         manager.wait()
         if check_listed(manager, ended.durable) == []:
-            pytest.fail("it was lost")
+            pytest.fail("the checkpoint was lost")
     assert temporaries(place) == []
 
 
-# -- with a process that saves -----------------------------------------------------------------------------------------
+# -- kills of a saver process or its trainer ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def saver_calls(parent: Parent, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What a saver does that nobody kills, until the checkpoint is committed."""
+    """Return the calls that a saver makes up to the commit, if it is not killed."""
     directory = tmp_path_factory.mktemp("saver")
     environment = environment_of_savers(directory / "customs")
     (directory / "place").mkdir()  # as after a first save
@@ -265,13 +268,14 @@ def has_ended(pid: int) -> bool:
 
 
 def notes_of(customs: Path) -> list[str]:
-    """The saver's number, then its calls."""
+    """Return the saver's process id, then its calls."""
     return (customs / "notes").read_text().splitlines()
 
 
 def sampled(calls: list[str], when: When) -> list[int]:
-    """Each kind of call at least once, an interpreter for each being dear; of writes the last one. After a call only
-    where it is not as before the next one, which is in the sample, too.
+    """Return the last call of each kind, because every kill costs the start of an interpreter.
+
+    A kill after a call is left out if the sample contains the next call: a kill before that one leaves the same state.
     """
     if when == "half":
         return [max(n for n, name in enumerate(calls) if name == "pwrite")]
@@ -290,7 +294,7 @@ def test_when_the_saver_is_killed_another_one_writes_the_staged_snapshot(
         environment = environment_of_savers(customs, number=number, when=when)
         ended = parent.run(save_beside, place=str(place), environment=environment)
         assert ended.exit_code == 0, parent.log()
-        assert len(notes_of(customs)) >= number + 2, "it died there"
+        assert len(notes_of(customs)) >= number + 2, "the saver was not killed at this call"
         assert list(ended.durable.values()) == [2]
         check_recovers(place, {first: 1, **ended.durable})
 
@@ -346,14 +350,14 @@ def test_when_the_trainer_is_killed_the_staged_snapshot_becomes_durable(
         ended = parent.run(save_beside, place=str(place), environment=environment)
         assert ended.exit_code == -signal.SIGKILL, parent.log()
         saver = int(notes_of(customs)[0])
-        until(partial(has_ended, saver), "the saver has done its work and left")
+        until(partial(has_ended, saver), "the saver has finished and exited")
         with open_manager(str(place)) as manager:
             assert [one.step for one in manager.list()] == [1, 2]
             check_listed(manager, {first: 1})
         assert temporaries(place) == []
 
 
-# -- at the port: every call of a store --------------------------------------------------------------------------------
+# -- kills at every call of a store ------------------------------------------------------------------------------------
 
 
 def changes(ended: Ended) -> list[tuple[int, str, str]]:
@@ -370,7 +374,7 @@ def test_a_process_that_is_killed_at_any_call_of_the_store_loses_nothing_that_wa
     assert {kind for _, kind, _ in changes(whole)} == set(CHANGES)
     for number, kind, _ in changes(whole):
         if when == "half" and kind == "put":
-            continue  # a small object has no half
+            continue  # a small object is written in one piece
         place = tmp_path / str(number)
         place.mkdir()
         ended = parent.run(save_three, place=str(place), level="store", number=number, when=when)
@@ -380,14 +384,14 @@ def test_a_process_that_is_killed_at_any_call_of_the_store_loses_nothing_that_wa
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_at_any_call_loses_nothing_on_s3(s3: S3Server, parent: Parent) -> None:
-    """In the middle of an upload, too; its parts are for the bucket's lifecycle rule, and no listing shows them."""
+    """This includes kills during an upload: listings do not show its parts, and a lifecycle rule deletes them."""
     num_bytes = 12 * MIB
     options = s3.options(piece_bytes=5 * MIB, concurrency=2, max_retries=3)
     arguments: dict[str, Any] = {"storage_options": options, "level": "store", "num_bytes": num_bytes}
     whole = parent.run(save_three, place=s3.new_url(), **arguments)
     assert whole.exit_code == 0, parent.log()
     second = [(n, kind) for n, kind, key in changes(whole) if "step-000000000002" in key or kind == "delete"]
-    for number, kind in second[:4]:  # the data, the manifest, and the removal of the first one
+    for number, kind in second[:4]:  # the data, the manifest, and the deletion of the first checkpoint
         for when in ("before", "half", "after") if kind == "put_large" else ("before", "after"):
             place = s3.new_url()
             ended = parent.run(save_three, place=place, number=number, when=when, **arguments)
@@ -415,8 +419,8 @@ def test_two_processes_that_save_the_same_steps_at_once_both_commit(tmp_path: Pa
         assert sorted(listed.values()) == sorted([*range(1, NUM_ROUNDS + 1)] * 2)
         for one, step in listed.items():
             manager.verify(id=one)
-            who = "one" if one in ended[0].durable else "other"
-            assert is_same(manager.load(id=one), state_of(step, who=who))
+            writer = "one" if one in ended[0].durable else "other"
+            assert is_same(manager.load(id=one), state_of(step, writer=writer))
     assert temporaries(tmp_path) == []
 
 
@@ -424,15 +428,15 @@ def test_two_processes_that_save_the_same_steps_at_once_both_commit(tmp_path: Pa
 def test_while_two_processes_save_the_same_steps_a_third_can_load_at_any_moment(
     tmp_path: Path, parent: Parent, keep_count: int | None
 ) -> None:
-    """With 3 that are kept, what is being read is not yet removed."""
+    """With `keep_count=3`, retention does not delete the checkpoint that is being read."""
     with open_manager(str(tmp_path)) as manager:
         manager.save(state_of(0), step=0).wait()
         _write_both(parent, tmp_path, keep_count=keep_count)
         newest, num_loads = 0, 0
         while newest < NUM_ROUNDS:
             state = manager.load()
-            assert is_same(state, state_of(state["step"], who=state["who"]))
-            assert state["step"] >= newest, "it never goes back"
+            assert is_same(state, state_of(state["step"], writer=state["writer"]))
+            assert state["step"] >= newest, "load() returned an older checkpoint than before"
             newest, num_loads = state["step"], num_loads + 1
         assert num_loads > NUM_ROUNDS // 2
         ended = parent.end()
@@ -446,8 +450,13 @@ def _write_both(parent: Parent, place: Path, *, keep_count: int | None) -> None:
     parent.begin(
         *(
             order(
-                write_rounds, place=str(place), who=who, num_rounds=NUM_ROUNDS, saver=SAVERS[-1], keep_count=keep_count
+                write_rounds,
+                place=str(place),
+                writer=writer,
+                num_rounds=NUM_ROUNDS,
+                saver=SAVERS[-1],
+                keep_count=keep_count,
             )
-            for who in ("one", "other")
+            for writer in ("one", "other")
         )
     )

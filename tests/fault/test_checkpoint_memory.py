@@ -1,6 +1,6 @@
-"""What saving and loading hold: after 200 saves as much as after 20, and never more than the state, a copy, a bound.
+"""The memory of saving and loading: the same after 200 saves as after 20, and at most the state, a copy and a margin.
 
-Measured from outside, over the process and whatever it has started; memory that they share counts once.
+It is measured from outside, over the process and its descendants; shared memory counts once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from checkpoint_children import MIB, SAVERS, Parent, Peak, alone, load_large, sa
 
 STATE_BYTES = 256 * MIB
 MORE_BYTES = 64 * MIB
-"""What a save or a load may hold beside the state and its copy."""
+"""The margin for a save or a load beyond the state and its copy."""
 SLACK_BYTES = 8 * MIB
-"""What an allocator keeps: it levels off some 5 MiB higher after 600 saves, and what leaks 50 KB a save is found."""
+"""The allocator's overhead: it levels off about 5 MiB higher after 600 saves. A leak of 50 KB per save exceeds it."""
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_200_saves_hold_no_more_than_20(tmp_path: Path, saver: str) -> None:
     assert late["num_fds"] == early["num_fds"]
     assert late["num_threads"] == early["num_threads"]
     assert late["num_processes"] == early["num_processes"] == (2 if saver == "process" else 1)
-    assert len(list(tmp_path.iterdir())) == 2, "as many as are kept"
+    assert len(list(tmp_path.iterdir())) == 2, "retention keeps two checkpoints"
 
 
 @pytest.mark.slow
@@ -52,33 +52,33 @@ def test_a_save_holds_the_state_and_one_copy_and_a_load_holds_the_state_and_litt
         place = str(tmp_path / saver)
         arguments = {"saver": saver, "num_bytes": STATE_BYTES, "num_tensors": num_tensors}
         more_bytes, _ = most_held(save_large, place=place, **arguments)
-        assert more_bytes > 1.9 * STATE_BYTES, "else the measurement has missed it"
+        assert more_bytes > 1.9 * STATE_BYTES, "the measurement missed the peak"
         assert more_bytes < 2 * STATE_BYTES + MORE_BYTES
     more_bytes, report = most_held(load_large, place=str(tmp_path / "thread"), saver="thread")
     assert report["num_bytes"] == STATE_BYTES
-    assert more_bytes > 0.9 * STATE_BYTES, "else the measurement has missed it"
+    assert more_bytes > 0.9 * STATE_BYTES, "the measurement missed the peak"
     assert more_bytes < STATE_BYTES + MORE_BYTES
 
 
 def most_held(run: Callable[..., None], **arguments: Any) -> tuple[int, dict[str, Any]]:
-    """The most that a child held above what it had held before it had a state; and its last report."""
+    """Return how far a child's peak memory exceeds its memory without a state, and its last report."""
     with alone(run, **arguments) as child:
-        ready = hear(child)
+        ready = next_report(child)
         with Peak(ready["pid"]) as peak:
             assert child.stdin is not None
             child.stdin.write("go\n")
             child.stdin.flush()
-            done = hear(child)
+            done = next_report(child)
         assert child.wait(timeout=30) == 0
-    if arguments["saver"] == "thread":  # then the kernel has seen every moment of it
+    if arguments["saver"] == "thread":  # the kernel's own peak covers the only process
         assert done["peak_bytes"] >= peak.bytes - SLACK_BYTES
         return done["peak_bytes"] - peak.at_first_bytes, done
     return peak.bytes - peak.at_first_bytes, done
 
 
-def hear(child: subprocess.Popen[str]) -> dict[str, Any]:
+def next_report(child: subprocess.Popen[str]) -> dict[str, Any]:
     assert child.stdout is not None
     line = child.stdout.readline()
-    assert line, f"the child has ended with {child.wait(timeout=30)}"
-    said: dict[str, Any] = json.loads(line)
-    return said
+    assert line, f"the child exited with {child.wait(timeout=30)}"
+    report: dict[str, Any] = json.loads(line)
+    return report

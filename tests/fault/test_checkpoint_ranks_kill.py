@@ -1,5 +1,5 @@
-"""Several ranks save together, each a real process with a saver of its own, and some are killed on the way: either all
-of a checkpoint is committed or nothing, the survivors know who is missing, and the one before stays the latest.
+"""Several ranks, each a real process with its own saver, save together while some of them are killed: a checkpoint is
+committed as a whole or not at all, the survivors learn which rank is missing, and the previous one stays the latest.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from strata.coordinator.embedded import EmbeddedCoordinator
 
 SIZE = 3
 SHORT_S = 4.0
-"""For a save that somebody is missing from."""
+"""The timeout of a save in which a rank is missing."""
 LONG_S = 600.0
-"""Nobody lives to see it: what comes before was not waited for."""
+"""A timeout that no test reaches: a result that arrives earlier did not come from the timeout."""
 TWO_HOURS_S = 7_200.0
 QUICK = CoordinatorConfig(state="memory", lease=LeaseConfig(lease_s=1.5, heartbeat_s=0.2, suspicion_s=0.2, tick_s=0.02))
 
@@ -36,27 +36,27 @@ class Rank:
     def __init__(self, nursery: Nursery, place: Path, number: int, address: str = "") -> None:
         self.number = number
         self.child: Child = nursery.fork("rank_children:rank_of", place=str(place), rank=number, address=address)
-        assert self.child.hear()["is_there"]
+        assert self.child.receive()["is_there"]
         self.savers: list[int] = []
 
-    def tell(self, what: str, **arguments: Any) -> None:
-        self.child.say(do=what, arguments=arguments)
+    def send(self, what: str, **arguments: Any) -> None:
+        self.child.send(do=what, arguments=arguments)
 
-    def hear(self) -> dict[str, Any]:
-        return self.child.hear()
+    def receive(self) -> dict[str, Any]:
+        return self.child.receive()
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        self.tell(what, **arguments)
-        said = self.hear()
-        assert not said["error"], said
-        return said
+        self.send(what, **arguments)
+        answer = self.receive()
+        assert not answer["error"], answer
+        return answer
 
     def signal_saver(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.savers[-1], number)
 
     def kill_all(self) -> None:
-        """The trainer and its saver, which was stopped, so that it has written nothing."""
+        """Kill the trainer and its saver; the saver was stopped before, so it has written nothing."""
         self.child.kill()
         self.signal_saver(signal.SIGKILL)
 
@@ -68,24 +68,24 @@ class Job:
 
     def open(self, session: str, timeout_s: float, **options: Any) -> None:
         for rank in self.ranks:
-            rank.tell("open", size=SIZE, session=session, timeout_s=timeout_s, **options)
+            rank.send("open", size=SIZE, session=session, timeout_s=timeout_s, **options)
         for rank in self.ranks:
-            rank.savers.append(rank.hear()["saver"])
+            rank.savers.append(rank.receive()["saver"])
 
     def save(self, step: int) -> str:
-        """Staged on all ranks."""
+        """Stage a save on all ranks; return the id of the checkpoint."""
         for rank in self.ranks:
-            rank.tell("save", step=step)
-        ids = {rank.hear()["id"] for rank in self.ranks}
+            rank.send("save", step=step)
+        ids = {rank.receive()["id"] for rank in self.ranks}
         assert len(ids) == 1
         return ids.pop()
 
     def wait(self, *, but: int | None = None) -> list[dict[str, Any]]:
-        """What each rank but one that is dead hears of the last save."""
+        """Wait for the last save on every rank but the dead one; return their answers."""
         waiting = [rank for rank in self.ranks if rank.number != but]
         for rank in waiting:
-            rank.tell("wait")
-        return [rank.hear() for rank in waiting]
+            rank.send("wait")
+        return [rank.receive() for rank in waiting]
 
     def commit(self, step: int) -> str:
         saved_id = self.save(step)
@@ -93,12 +93,12 @@ class Job:
         return saved_id
 
     def load(self) -> int:
-        """The step that all ranks agree on."""
+        """Load on all ranks; return the step that they agree on."""
         for rank in self.ranks:
-            rank.tell("load")
-        said = [rank.hear() for rank in self.ranks]
-        assert said == [{"error": "", "step": said[0].get("step")}] * SIZE
-        return int(said[0]["step"])
+            rank.send("load")
+        answers = [rank.receive() for rank in self.ranks]
+        assert answers == [{"error": "", "step": answers[0].get("step")}] * SIZE
+        return int(answers[0]["step"])
 
     def looks(self, *, but: int | None = None) -> list[dict[str, Any]]:
         return [rank.ask("look") for rank in self.ranks if rank.number != but]
@@ -106,7 +106,7 @@ class Job:
 
 @pytest.fixture
 def jobs(nursery: Nursery) -> Iterator[Any]:
-    """Makes jobs whose savers end with the test, also those that it has stopped."""
+    """Create jobs whose savers end with the test, including savers that the test has stopped."""
     made: list[Job] = []
 
     def make(place: Path, address: str = "") -> Job:
@@ -122,7 +122,7 @@ def jobs(nursery: Nursery) -> Iterator[Any]:
 
 
 def end(pid: int) -> None:
-    """A saver whose trainer is dead: it leaves by itself, unless it is stopped."""
+    """Kill a saver whose trainer is dead; it exits by itself unless it is stopped."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -130,7 +130,7 @@ def end(pid: int) -> None:
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        assert select.select([descriptor], [], [], DEADLINE_S)[0], f"process {pid} goes on"
+        assert select.select([descriptor], [], [], DEADLINE_S)[0], f"process {pid} is still running"
     finally:
         os.close(descriptor)
 
@@ -142,12 +142,12 @@ def age(place: Path) -> None:
 
 
 def directories(place: Path) -> set[str]:
-    """Of checkpoints, also of those that were given up."""
+    """Return the directories of all checkpoints, including aborted ones."""
     return {path.name for path in place.glob("step-*")}
 
 
 def saved_without(job: Job, victim: Rank, step: int) -> str:
-    """All have staged; the victim and its saver are dead before the saver has done anything."""
+    """Stage a save on all ranks, then kill the victim and its saver before the saver writes anything."""
     victim.signal_saver(signal.SIGSTOP)
     saved_id = job.save(step)
     victim.kill_all()
@@ -166,11 +166,11 @@ def test_a_rank_that_is_killed_before_its_part_aborts_the_save_for_all(
     victim = job.ranks[number]
     given_up = saved_without(job, victim, 2)
 
-    for said in job.wait(but=number):
-        assert said["error"] == "CheckpointAborted"
+    for answer in job.wait(but=number):
+        assert answer["error"] == "CheckpointAborted"
         expected = "rank 0 did not commit within" if number == 0 else "rank 1 wrote no part within"
-        assert expected in said["message"]
-        assert said["took_s"] < DEADLINE_S
+        assert expected in answer["message"]
+        assert answer["took_s"] < DEADLINE_S
     assert job.looks(but=number) == [{"error": "", "steps": [1], "newest": 1}] * 2
     assert not (tmp_path / given_up / "manifest.json").exists()
 
@@ -180,7 +180,7 @@ def test_a_rank_that_is_killed_before_its_part_aborts_the_save_for_all(
     assert job.load() == 1
     third = job.commit(3)
     assert job.looks() == [{"error": "", "steps": [1, 3], "newest": 3}] * SIZE
-    assert directories(tmp_path) == {first, third}, "the leftovers are gone"
+    assert directories(tmp_path) == {first, third}, "no leftovers"
     with CheckpointManager(str(tmp_path)) as manager:
         assert [one.num_ranks for one in manager.list()] == [SIZE, SIZE]
         manager.verify()
@@ -211,10 +211,10 @@ def test_a_rank_whose_saver_is_killed_aborts_the_others_at_once(jobs: Any, tmp_p
     job.save(2)
     victim.signal_saver(signal.SIGKILL)
 
-    for rank, said in zip(job.ranks, job.wait(), strict=True):
-        assert said["error"] == "CheckpointAborted"
-        assert "the saver process has exited (killed by signal 9)" in said["message"]
-        assert rank is victim or f"rank {number} failed" in said["message"]
+    for rank, answer in zip(job.ranks, job.wait(), strict=True):
+        assert answer["error"] == "CheckpointAborted"
+        assert "the saver process has exited (killed by signal 9)" in answer["message"]
+        assert rank is victim or f"rank {number} failed" in answer["message"]
     assert job.looks() == [{"error": "", "steps": [1], "newest": 1}] * SIZE
     job.commit(2)
     assert job.looks() == [{"error": "", "steps": [1, 2], "newest": 2}] * SIZE
@@ -226,14 +226,14 @@ def test_a_rank_whose_state_cannot_be_stored_aborts_the_others_at_once(jobs: Any
     job.open("first", LONG_S)
     job.commit(1)
     for rank in job.ranks:
-        rank.tell("save", step=2, is_bad=rank.number == number)
-    said = [rank.hear() for rank in job.ranks]
-    assert [each["error"] for each in said] == ["InvalidArgument" if i == number else "" for i in range(SIZE)]
-    assert "bad is a builtins.object" in said[number]["message"]
+        rank.send("save", step=2, is_bad=rank.number == number)
+    answers = [rank.receive() for rank in job.ranks]
+    assert [each["error"] for each in answers] == ["InvalidArgument" if i == number else "" for i in range(SIZE)]
+    assert "bad is a builtins.object" in answers[number]["message"]
 
-    for heard in job.wait(but=number):
-        assert heard["error"] == "CheckpointAborted"
-        assert f"rank {number} failed: InvalidArgument: bad is a builtins.object" in heard["message"]
+    for answer in job.wait(but=number):
+        assert answer["error"] == "CheckpointAborted"
+        assert f"rank {number} failed: InvalidArgument: bad is a builtins.object" in answer["message"]
     job.commit(2)
     assert job.looks() == [{"error": "", "steps": [1, 2], "newest": 2}] * SIZE
 
@@ -246,10 +246,10 @@ def test_with_a_coordinator_a_death_is_known_long_before_the_timeout(jobs: Any, 
         job.commit(1)
         given_up = saved_without(job, job.ranks[number], 2)
 
-        for said in job.wait(but=number):
-            assert said["error"] == "CheckpointAborted"
-            assert f"w{number}" in said["message"]
-            assert said["took_s"] < DEADLINE_S
+        for answer in job.wait(but=number):
+            assert answer["error"] == "CheckpointAborted"
+            assert f"w{number}" in answer["message"]
+            assert answer["took_s"] < DEADLINE_S
         assert job.looks(but=number) == [{"error": "", "steps": [1], "newest": 1}] * 2
         assert not (tmp_path / given_up / "manifest.json").exists()
 
@@ -261,7 +261,7 @@ def test_with_a_coordinator_a_death_is_known_long_before_the_timeout(jobs: Any, 
 def test_whenever_ranks_are_killed_every_listed_checkpoint_is_whole(
     jobs: Any, nursery: Nursery, tmp_path: Path, moment: str, number: int
 ) -> None:
-    """Nobody is stopped first: from the moment on, the save may be anywhere."""
+    """No process is stopped before the kill, so the save may have reached any point."""
     job: Job = jobs(tmp_path)
     job.open("start", LONG_S)
     committed = [job.commit(1)]
@@ -273,11 +273,11 @@ def test_whenever_ranks_are_killed_every_listed_checkpoint_is_whole(
     victim.signal_saver(signal.SIGKILL)
     victim.child.kill()
 
-    said = job.wait(but=number)
-    assert {each["error"] for each in said} <= {"", "CheckpointAborted"}
+    answers = job.wait(but=number)
+    assert {each["error"] for each in answers} <= {"", "CheckpointAborted"}
     exists = (tmp_path / saved_id / "manifest.json").exists()
-    assert exists or all(each["error"] for each in said), "who heard of a commit heard the truth"
-    assert exists or moment == "claim" or number == 0, "whose part is there is not missed"
+    assert exists or all(each["error"] for each in answers), "no rank reported a commit that did not happen"
+    assert exists or moment == "claim" or number == 0, "a rank whose part exists is not missed"
     committed += [saved_id] * exists
     steps = [1, 2] if exists else [1]
     assert job.looks(but=number) == [{"error": "", "steps": steps, "newest": steps[-1]}] * 2
@@ -292,7 +292,7 @@ def test_whenever_ranks_are_killed_every_listed_checkpoint_is_whole(
 
 
 def test_a_single_rank_commits_its_staged_snapshot_without_its_trainer(nursery: Nursery, tmp_path: Path) -> None:
-    """Also where a coordinator is to be told: it is nobody that one would have to agree with."""
+    """With a coordinator, too: a single rank has no other rank to agree with."""
     with EmbeddedCoordinator(QUICK) as coordinator:
         rank = Rank(nursery, tmp_path, 0, coordinator.address)
         rank.savers.append(rank.ask("open", size=1, session="", timeout_s=LONG_S, has_coordinator=True)["saver"])
@@ -302,7 +302,7 @@ def test_a_single_rank_commits_its_staged_snapshot_without_its_trainer(nursery: 
             saved_id = rank.ask("save", step=2)["id"]
             rank.child.kill()
             rank.signal_saver(signal.SIGCONT)
-            assert select.select([saver], [], [], DEADLINE_S)[0], "it has done its work and left"
+            assert select.select([saver], [], [], DEADLINE_S)[0], "the saver has finished and exited"
         finally:
             os.close(saver)
     with CheckpointManager(str(tmp_path)) as manager:

@@ -42,9 +42,9 @@ def run(name: str, place: str) -> tuple[int, list[str]]:
         process_group=0,
     ) as child:
         assert child.stdout is not None
-        told = child.stdout.readline().decode().split()
+        report = child.stdout.readline().decode().split()
         child.wait(TIMEOUT_S)
-        return child.returncode, told
+        return child.returncode, report
 
 
 def wait_for_end(pid: int) -> None:
@@ -54,7 +54,7 @@ def wait_for_end(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([descriptor], [], [], TIMEOUT_S)[0], f"process {pid} goes on"
+        assert select.select([descriptor], [], [], TIMEOUT_S)[0], f"process {pid} is still running"
     finally:
         os.close(descriptor)
 
@@ -95,9 +95,9 @@ def test_the_saver_exits_although_a_child_of_the_trainer_lives_on(place: str) ->
 
 
 def test_an_interrupt_from_the_keyboard_does_not_reach_the_saver(place: str) -> None:
-    code, told = run("interrupted", place)
-    assert (code, told[0]) == (0, "durable")
-    wait_for_end(int(told[1]))
+    code, report = run("interrupted", place)
+    assert (code, report[0]) == (0, "durable")
+    wait_for_end(int(report[1]))
 
 
 def test_a_trainer_that_exits_without_closing_has_saved(place: str) -> None:
@@ -135,7 +135,7 @@ def small_manager(place: str) -> Iterator[tuple[strata.CheckpointManager, Proces
         try:
             yield manager, manager._saver
         finally:
-            if manager._saver.pid is not None:  # a test that failed may have left it stopped
+            if manager._saver.pid is not None:  # a failed test may have left it stopped
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(manager._saver.pid, signal.SIGCONT)
 
@@ -238,11 +238,11 @@ def test_a_cancelled_save_leaves_nothing(place: str) -> None:
 
 
 def test_progress_of_the_process_is_reported(place: str) -> None:
-    heard = []
+    progress = []
     with small_manager(place) as (manager, _):
-        save = manager.save(saver_children.state_of(1), step=1, on_progress=heard.append)
+        save = manager.save(saver_children.state_of(1), step=1, on_progress=progress.append)
         save.wait()
-    assert heard[-1].done_bytes >= saver_children.NUM_BYTES
+    assert progress[-1].done_bytes >= saver_children.NUM_BYTES
     assert save.progress == 1
 
 
@@ -254,7 +254,7 @@ def test_where_a_process_is_not_possible_a_thread_saves(place: str) -> None:
         strata.CheckpointManager(store=MemoryStore(), saver="process")
     with strata.CheckpointManager(place) as manager:
         assert isinstance(manager._saver, ProcessSaver)
-        assert manager._saver.pid is None, "it is not started for nothing"
+        assert manager._saver.pid is None, "no saver process is started"
 
 
 def test_shared_memory_works_without_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_shared_memory_works_without_memfd(monkeypatch: pytest.MonkeyPatch, tmp_
         shared.grow(10_000)
         shared.view()[:3] = b"abc"
         shared.grow(100_000)
-        assert bytes(shared.view()[:3]) == b"abc", "it keeps its contents"
+        assert bytes(shared.view()[:3]) == b"abc", "the memory keeps its contents"
         assert [path.name for path in tmp_path.iterdir()] == ["strata-staging-2-alive"]
         shared.close()
     finally:

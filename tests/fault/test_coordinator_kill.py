@@ -40,7 +40,7 @@ JOBS = 2
 
 
 def fold(state: Path, scratch: Path) -> Core:
-    """The state that a coordinator would find, read from a copy so that reading changes nothing."""
+    """Return the state that a coordinator would load, read from a copy so that reading changes nothing."""
     scratch.mkdir()
     for file in state.parent.glob(f"{state.name}*"):
         if not file.name.endswith((".lock", "-shm")):
@@ -58,8 +58,8 @@ def fold(state: Path, scratch: Path) -> Core:
     return core
 
 
-def told(core: Core) -> Any:
-    """A state without what differs between runs: the wall clock, random names and numbers."""
+def comparable(core: Core) -> Any:
+    """Return the state without values that differ between runs: wall-clock times and random names."""
     jobs = msgspec.to_builtins(core.snapshot())
     for job in jobs:
         for record in job["checkpoints"]:
@@ -72,7 +72,7 @@ def told(core: Core) -> Any:
 
 @dataclass
 class Scenario:
-    """The scenario, and what was acknowledged so far."""
+    """The scenario, and the facts acknowledged so far."""
 
     address: str
     facts: list[tuple[str, Callable[[Job], bool]]] = field(default_factory=list)
@@ -117,10 +117,10 @@ class Scenario:
         def check(job: Job) -> bool:
             member = job.membership.members.get(worker_id)
             if member is None:
-                return job.membership.generation > generation  # it has left since
+                return job.membership.generation > generation  # it has left in the meantime
             return member.incarnation == incarnation and job.membership.generation >= generation
 
-        self._know(f"{worker_id} is in", check)
+        self._know(f"{worker_id} is a member", check)
         return worker
 
     def _ack(self, worker: Worker, num: int) -> None:
@@ -160,15 +160,15 @@ class Scenario:
     def _command(self, client: CoordinatorClient, worker: Worker) -> None:
         number = client.send_command("CHECKPOINT_NOW", worker_ids=[worker.worker_id], reason="now")
         self._know("the command was sent", lambda job: job.commands.last_id == number)
-        heard: list[int] = []
+        received: list[int] = []
 
-        def is_heard() -> bool:
+        def has_arrived() -> bool:
             worker.heartbeat()
-            heard.extend(command.command_id for command in worker.take_commands())
-            return bool(heard)
+            received.extend(command.command_id for command in worker.take_commands())
+            return bool(received)
 
-        until(is_heard, "the command is heard")
-        assert heard == [number]
+        until(has_arrived, "the command arrives")
+        assert received == [number]
         worker.heartbeat()
 
     def _advance(self, client: CoordinatorClient, *, from_epoch: int) -> None:
@@ -196,13 +196,13 @@ def undisturbed(_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> 
     scenario = Scenario(process.address)
     scenario.play()
     child.signal(15)
-    counts = child.hear()["counts"]
+    counts = child.receive()["counts"]
     assert child.wait_gone() == 0
-    return Undisturbed(counts, told(fold(process.state, directory / "end")))
+    return Undisturbed(counts, comparable(fold(process.state, directory / "end")))
 
 
 def play_disturbed(nursery: Nursery, directory: Path, point: str, nth: int) -> Any:
-    """The result of a scenario in which the coordinator died once."""
+    """Return the result of a scenario in which the coordinator dies once."""
     process = killable(nursery, directory)
     process.start(point=point, nth=nth)
     scenario = Scenario(process.address)
@@ -218,7 +218,7 @@ def play_disturbed(nursery: Nursery, directory: Path, point: str, nth: int) -> A
             process.start()
         playing.result(2 * DEADLINE_S)
     assert process.child.terminate() == 0
-    return told(fold(process.state, directory / "end"))
+    return comparable(fold(process.state, directory / "end"))
 
 
 def test_the_scenario_without_a_kill_reaches_every_point(undisturbed: Undisturbed) -> None:
@@ -260,7 +260,7 @@ def test_a_kill_during_startup_does_not_change_the_state(
         assert dying.wait_gone() == -9
     process.start()
     assert process.child.terminate() == 0
-    assert told(fold(process.state, tmp_path / "end")) == undisturbed.end
+    assert comparable(fold(process.state, tmp_path / "end")) == undisturbed.end
 
 
 def test_a_deregistration_without_an_answer_may_be_repeated(nursery: Nursery, tmp_path: Path) -> None:
@@ -278,9 +278,9 @@ def test_a_deregistration_without_an_answer_may_be_repeated(nursery: Nursery, tm
 
 
 def test_a_release_received_by_half_of_the_members_holds_for_the_others(nursery: Nursery, tmp_path: Path) -> None:
-    """Released workers have continued and do not return, so only the durable release can free the late ones."""
-    process = killable(nursery, tmp_path, "killable_coordinator:serve_told_in_part")
-    process.start(num_told=2)
+    """Released workers continue and do not come back, so only the durable release can free the others."""
+    process = killable(nursery, tmp_path, "killable_coordinator:serve_partial_release")
+    process.start(num_released=2)
     with ExitStack() as stack:
         clients = [stack.enter_context(CoordinatorClient(process.address, config=EAGER_CLIENT)) for _ in range(4)]
         pool = stack.enter_context(ThreadPoolExecutor(4))
@@ -288,11 +288,11 @@ def test_a_release_received_by_half_of_the_members_holds_for_the_others(nursery:
         for worker in workers:
             worker.wait_for_workers(4)
         waiting: list[Future[None]] = [pool.submit(w.barrier, "sync", timeout_s=2 * DEADLINE_S) for w in workers]
-        until(lambda: sum(one.done() for one in waiting) == 2, "two were told")
+        until(lambda: sum(one.done() for one in waiting) == 2, "two workers are released")
         process.kill()
         assert sum(one.done() for one in waiting) == 2
         assert ("sync", 0) in fold(process.state, tmp_path / "at-death").jobs["default"].barriers.released
-        process.start(num_told=99)
+        process.start(num_released=99)
         for one in waiting:
             one.result(DEADLINE_S)
         assert {worker.refresh().generation for worker in workers} == {4}
@@ -311,7 +311,7 @@ def test_a_coordinator_frozen_for_longer_than_the_lease_declares_no_worker_dead(
         client.register_dataset("d", total_samples=1, shard_size=1)
         until(
             lambda: all(w.silent_s < STRICT["heartbeat_s"] * 2 for w in client.list_workers().workers),
-            "all are heard again",
+            "every worker sends heartbeats again",
         )
         after = client.list_workers()
         assert (after.generation, after.reason) == (before.generation, before.reason)
@@ -325,11 +325,11 @@ def test_forty_workers_of_one_killed_session_are_one_generation(nursery: Nursery
     with CoordinatorClient(process.address) as client:
         onlooker = client.register_worker("onlooker")
         node = nursery.fork("children:workers", address=process.address, worker_ids=[f"w{n:02d}" for n in range(40)])
-        assert len(node.hear()["incarnations"]) == 40
+        assert len(node.receive()["incarnations"]) == 40
         onlooker.wait_for_workers(41)
         before = onlooker.generation
         node.kill()
-        until(lambda: len(client.list_workers().workers) == 1, "the forty are gone")
+        until(lambda: len(client.list_workers().workers) == 1, "the forty workers are gone")
         after = client.list_workers()
         assert after.generation == before + 1
         assert "connection lost and not restored within 0.2 s" in after.reason
@@ -338,6 +338,6 @@ def test_forty_workers_of_one_killed_session_are_one_generation(nursery: Nursery
 
 @pytest.fixture(autouse=True)
 def _no_leftovers(nursery: Nursery) -> Iterator[None]:
-    """Every child is gone before its directory is."""
+    """Kill every child before its directory is deleted."""
     yield
     nursery.bury()

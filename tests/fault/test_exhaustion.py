@@ -49,7 +49,7 @@ class Attacked:
 
     @contextlib.contextmanager
     def within(self, *, grown_mb: float) -> Iterator[None]:
-        """Assert that memory grows by at most this much meanwhile, and that the bystander is served."""
+        """Check that memory grows by at most this much during the block, and that the bystander is served."""
         self._onlooker.ask(report=True)
         before = most = self._server.memory_info().rss
         over = threading.Event()
@@ -66,11 +66,11 @@ class Attacked:
         finally:
             over.set()
             watching.join()
-        told = self._onlooker.ask(report=True)
-        print(f"grown by {(most - before) / MB:.0f} MB; {told['num_calls']} calls of others, {told['slowest_s']:.2f} s")
+        report = self._onlooker.ask(report=True)
+        print(f"grown by {(most - before) / MB:.0f} MB; {report['num_calls']} other calls, {report['slowest_s']:.2f} s")
         assert (most - before) / MB < grown_mb
-        assert told["slowest_s"] < LEASE_S
-        assert (told["num_calls"] > 0, told["failures"], told["lost"]) == (True, [], "None")
+        assert report["slowest_s"] < LEASE_S
+        assert (report["num_calls"] > 0, report["failures"], report["lost"]) == (True, [], "None")
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def attacked(nursery: Nursery, tmp_path: Path) -> Attacked:
     )
     process.start()
     onlooker = nursery.fork("children:bystander", address=process.address, token=WORKER, name="bystander")
-    assert onlooker.hear() == {"ready": True}
+    assert onlooker.receive() == {"ready": True}
     return Attacked(process, onlooker)
 
 
@@ -130,7 +130,7 @@ def test_the_largest_unary_calls_are_refused_and_stall_no_other_caller(attacked:
         for _ in range(3):
             ends = asyncio.run(called(attacked.process.address, "RegisterDataset", body, WORKER, num=24))
             assert {code for code, _ in ends} == {"RESOURCE_EXHAUSTED"}
-            assert all("shards has 524288" in words for _, words in ends), ends
+            assert all("shards has 524288" in details for _, details in ends), ends
     too_large = asyncio.run(called(attacked.process.address, "RegisterDataset", body + EMPTY_SHARD, WORKER, num=1))
     assert {code for code, _ in too_large} == {"RESOURCE_EXHAUSTED"}
 
@@ -144,7 +144,7 @@ def literal(name: str, value: str) -> bytes:
 
 
 class HalfCalls:
-    """HTTP/2 by hand: calls on one connection that announce a message and send all but its end."""
+    """Hand-made HTTP/2: calls on one connection that announce a message and send all but its end."""
 
     DATA, HEADERS, SETTINGS, PING, WINDOW = 0, 1, 4, 6, 8
 
@@ -158,7 +158,7 @@ class HalfCalls:
         self.num_sent = 0
 
     async def run(self, address: str) -> None:
-        """Until cancelled, send whatever is allowed and keep the connection."""
+        """Send whatever flow control allows and keep the connection open until cancelled."""
         host, _, port = address.rpartition(":")
         reader, self._writer = await asyncio.open_connection(host, int(port))
         try:
@@ -169,7 +169,7 @@ class HalfCalls:
             while True:
                 head = await reader.readexactly(9)
                 body = await reader.readexactly(int.from_bytes(head[:3], "big"))
-                self._hear(head[3], head[4], int.from_bytes(head[5:], "big") & 0x7FFFFFFF, body)
+                self._handle(head[3], head[4], int.from_bytes(head[5:], "big") & 0x7FFFFFFF, body)
                 for stream in list(self._left):
                     while self._left.get(stream, 0) > 0 and self._room[0] > 0 and self._room[stream] > 0:
                         most = min(16_384, self._left[stream], self._room[0], self._room[stream])
@@ -191,7 +191,7 @@ class HalfCalls:
         self._room[0] -= len(data)
         self.num_sent += len(data)
 
-    def _hear(self, kind: int, flags: int, stream: int, body: bytes) -> None:
+    def _handle(self, kind: int, flags: int, stream: int, body: bytes) -> None:
         if kind == self.WINDOW:
             self._room[stream] = self._room.get(stream, 0) + int.from_bytes(body, "big")
         elif kind == self.SETTINGS and not flags & 1:
@@ -212,7 +212,7 @@ async def held(address: str, *attacks: HalfCalls) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # the sockets are closed in the next turn
+        await asyncio.sleep(0)  # the sockets are closed in the next iteration of the loop
 
 
 async def when(condition: Callable[[], bool]) -> None:
@@ -246,7 +246,7 @@ def test_incomplete_grpc_requests_hold_a_bounded_number_of_messages(attacked: At
 
 
 def bare(attacked: Attacked, token: str, number: int = 0) -> socket.socket:
-    """A session that has received `welcome`."""
+    """Open a session and read its `welcome`."""
     host, _, port = attacked.process.settings["frames"].rpartition(":")
     link = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
     hello = pb.Hello(session_id=f"attack-{number}", token=token)
@@ -296,12 +296,12 @@ def test_unread_answers_are_bounded_for_all_sessions_together(attacked: Attacked
             links = [stack.enter_context(bare(attacked, READER, number)) for number in range(1, 41)]
             for link in links:
                 link.sendall(packed(pb.ClientFrame(requests=asking).SerializeToString()))
-            told = [last_words(link) for link in links]
-    assert any("max_unread_bytes=268435456 are unread" in words for words in told), told
+            messages = [goodbye_of(link) for link in links]
+    assert any("max_unread_bytes=268435456 are unread" in message for message in messages), messages
 
 
-def last_words(link: socket.socket) -> str:
-    """For a session that is read at last: how it ended, or nothing once all its calls are answered."""
+def goodbye_of(link: socket.socket) -> str:
+    """Read a session to its end; return the message of its goodbye, or nothing once all its calls are answered."""
     num_answered = 0
     with contextlib.suppress(ConnectionError):
         while num_answered < NUM_LISTS:
@@ -359,7 +359,7 @@ def test_frames_full_of_elements_are_refused_before_they_are_decoded(attacked: A
                 with contextlib.suppress(ConnectionError):
                     link.sendall(packed(frame))
             goodbyes = [answered(link).goodbye.message for link in links]
-            assert all("max_message_elements=250000" in words for words in goodbyes), goodbyes
+            assert all("max_message_elements=250000" in message for message in goodbyes), goodbyes
 
 
 def varint(number: int) -> bytes:
@@ -422,6 +422,6 @@ def test_a_page_of_another_site_cannot_read_a_coordinator_without_tokens(nursery
         assert get(process, "/api/status", host=host)[0] == 200, host
     for host in ("evil.example", "localhost.evil.example:51051", "127.0.0.1.evil.example"):
         for path in ("/api/status", "/api/health", "/metrics", "/openapi.json"):
-            code, told = get(process, path, host=host)
-            assert (code, told["error"]["kind"]) == (421, "RequestRefused")
-            assert "security.hosts" in told["error"]["message"]
+            code, body = get(process, path, host=host)
+            assert (code, body["error"]["kind"]) == (421, "RequestRefused")
+            assert "security.hosts" in body["error"]["message"]

@@ -49,7 +49,7 @@ class Job:
             dataset_id="d",
             config=EAGER,
         )
-        child.hear()
+        child.receive()
         return child
 
     def relay(self, node: str) -> str:
@@ -57,7 +57,7 @@ class Job:
         listen = f"unix:{self._directory}/relay.sock"
         settings = {"upstream": self._coordinator.address, "listen": listen, "client": EAGER}
         relay = self.network.nodes[node].fork("relay_children:relay", settings=settings)
-        assert relay.hear()["grpc"] == listen
+        assert relay.receive()["grpc"] == listen
         return listen
 
     def start(self, workers: Iterable[Child], *, num_shards: int = NUM_SHARDS) -> None:
@@ -93,7 +93,7 @@ def look(worker: Child) -> dict[str, Any]:
 
 
 def members(worker: Child) -> dict[str, Any]:
-    """As the coordinator answers this worker."""
+    """Return the members as the coordinator reports them to this worker."""
     return worker.ask(do="members")
 
 
@@ -116,33 +116,33 @@ def cut_whole(network: Network) -> None:
     network.cut(CUT, HUB)
 
 
-def cut_words(network: Network) -> None:
-    """It receives, but is not received."""
+def cut_outgoing(network: Network) -> None:
+    """Cut the node's outgoing packets; it still receives."""
     network.silence(CUT, HUB)
 
 
-def cut_hearing(network: Network) -> None:
-    """It is received, but receives nothing."""
+def cut_incoming(network: Network) -> None:
+    """Cut the node's incoming packets; the hub still receives from it."""
     network.silence(HUB, CUT)
 
 
 def until_missed(job: Job, onlooker: Child) -> None:
     """Some heartbeats are missing."""
-    until(lambda: members(onlooker)["silent_s"][CUT] > 2 * LONG["heartbeat_s"], "it is not heard")
+    until(lambda: members(onlooker)["silent_s"][CUT] > 2 * LONG["heartbeat_s"], "heartbeats are missing")
 
 
 def until_hung_up(job: Job, onlooker: Child) -> None:
     """Everything else that could end a connection has had the time to do so."""
-    until(lambda: members(onlooker)["silent_s"][CUT] > HANGUP_S, "it is not heard for long")
+    until(lambda: members(onlooker)["silent_s"][CUT] > HANGUP_S, "the node has been silent for long")
 
 
 def until_noticed(job: Job, _: Child) -> None:
     """The node has dropped its connection and opens another."""
     connects = job.network.num_connects(CUT, HUB)
-    until(lambda: job.network.num_connects(CUT, HUB) > connects, "it looks for the coordinator")
+    until(lambda: job.network.num_connects(CUT, HUB) > connects, "the node opens another connection")
 
 
-@pytest.mark.parametrize("cut", [cut_whole, cut_words])
+@pytest.mark.parametrize("cut", [cut_whole, cut_outgoing])
 def test_a_silent_worker_dies_once_and_learns_it_when_the_network_returns(
     make_job: Callable[..., Job], cut: Callable[[Network], None]
 ) -> None:
@@ -153,16 +153,16 @@ def test_a_silent_worker_dies_once_and_learns_it_when_the_network_returns(
     cut(job.network)
     until(lambda: CUT not in members(survivor)["silent_s"], "it is declared dead")
     wait_more(survivor)
-    assert look(lost)["lost"] == "", "nobody can have told it"
+    assert look(lost)["lost"] == "", "the worker cannot know yet"
     until_noticed(job, survivor)
     job.network.mend(CUT, HUB)
-    until(lambda: look(lost)["lost"] != "", "it learns that it is out")
-    told = look(lost)
-    assert (told["lost"], "silent for" in told["why"]) == ("StaleIncarnation", True)
+    until(lambda: look(lost)["lost"] != "", "the worker learns that it was removed")
+    report = look(lost)
+    assert (report["lost"], "silent for" in report["why"]) == ("StaleIncarnation", True)
     wait_more(survivor)
     after = members(survivor)
     assert (after["generation"], list(after["silent_s"])) == (before["generation"] + 1, [SURVIVOR])
-    assert [(who, cause) for who, cause, _ in job.deaths()] == [(CUT, "lease")]
+    assert [(worker_id, cause) for worker_id, cause, _ in job.deaths()] == [(CUT, "lease")]
     job.check_done_once(stop(lost, survivor))
 
 
@@ -174,22 +174,22 @@ def test_a_worker_that_receives_nothing_drops_its_connection_and_then_its_shards
     lost, survivor = job.worker(CUT), job.worker(SURVIVOR)
     job.start([lost, survivor])
     before = members(survivor)
-    cut_hearing(job.network)
+    cut_incoming(job.network)
     until(lambda: CUT not in members(survivor)["silent_s"], "it is declared dead")
     wait_more(survivor)
     job.network.mend(CUT, HUB)
-    until(lambda: look(lost)["lost"] == "StaleIncarnation", "it learns that it is out")
+    until(lambda: look(lost)["lost"] == "StaleIncarnation", "the worker learns that it was removed")
     wait_more(survivor)
     assert members(survivor)["generation"] == before["generation"] + 1
-    ((who, cause, _),) = job.deaths()
-    assert (who, cause in ("lease", "connection")) == (CUT, True)
+    ((worker_id, cause, _),) = job.deaths()
+    assert (worker_id, cause in ("lease", "connection")) == (CUT, True)
     job.check_done_once(stop(lost, survivor))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "wait", "num_connections"),
-    [(cut_whole, until_missed, 1), (cut_whole, until_hung_up, 2), (cut_words, until_noticed, 2)],
+    [(cut_whole, until_missed, 1), (cut_whole, until_hung_up, 2), (cut_outgoing, until_noticed, 2)],
 )
 def test_an_outage_shorter_than_the_lease_is_only_a_pause(
     make_job: Callable[..., Job],
@@ -203,12 +203,12 @@ def test_an_outage_shorter_than_the_lease_is_only_a_pause(
     job.start([late, survivor])
     before = members(survivor)
     cut(job.network)
-    late.say(do="barrier", name="sync", timeout_s=2 * DEADLINE_S)  # it cannot arrive yet
+    late.send(do="barrier", name="sync", timeout_s=2 * DEADLINE_S)  # it cannot arrive yet
     wait(job, survivor)
-    survivor.say(do="barrier", name="sync", timeout_s=2 * DEADLINE_S)
+    survivor.send(do="barrier", name="sync", timeout_s=2 * DEADLINE_S)
     assert job.network.num_lost(CUT, HUB) > 0
     job.network.mend(CUT, HUB)
-    assert [worker.hear()["kind"] for worker in (late, survivor)] == ["", ""]
+    assert [worker.receive()["kind"] for worker in (late, survivor)] == ["", ""]
     wait_more(late)
     wait_more(survivor)
     after = members(survivor)
@@ -253,7 +253,11 @@ def test_a_disconnected_relay_loses_its_workers_in_one_generation_and_may_return
     job.network.cut(CUT, HUB)
     until(lambda: list(members(survivor)["silent_s"]) == [SURVIVOR], "its workers are declared dead")
     wait_more(survivor)
-    assert sorted((who, cause) for who, cause, _ in job.deaths()) == [("a", "lease"), ("b", "lease"), ("c", "lease")]
+    assert sorted((worker_id, cause) for worker_id, cause, _ in job.deaths()) == [
+        ("a", "lease"),
+        ("b", "lease"),
+        ("c", "lease"),
+    ]
     without = members(survivor)["generation"]
     assert without == before["generation"] + 1, "one failure, one generation"
     job.network.mend(CUT, HUB)
@@ -279,6 +283,6 @@ def test_a_relay_disconnected_for_less_than_the_lease_loses_no_worker(make_job: 
         wait_more(worker)
     after = members(survivor)
     assert (after["generation"], list(after["silent_s"])) == (before["generation"], list(before["silent_s"]))
-    assert [look(worker)["num_connections"] for worker in late] == [1, 1, 1], "they saw nothing of it"
+    assert [look(worker)["num_connections"] for worker in late] == [1, 1, 1], "the workers did not notice the outage"
     assert job.deaths() == []
     job.check_done_once(stop(survivor, *late))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from postgres import USER, PostgresReplica, PostgresServer
 from servers import Nursery, until
-from test_standby import Load, Pair, ask_alone, two_workers, who
+from test_standby import Load, Pair, ask_alone, membership, two_workers
 
 from strata.coordinator.state import events as e
 from strata.errors import JournalError
@@ -49,7 +49,7 @@ def test_the_leader_and_its_standby_follow_a_promoted_replica(
     pair = Pair(nursery, tmp_path, state_on(primary, replica), leadership=PATIENT)
     pair.start()
     with two_workers(pair.addresses) as (client, workers):
-        before = who(client)
+        before = membership(client)
         with Load(workers[0]) as load:
             primary.kill()
             replica.promote()
@@ -60,7 +60,7 @@ def test_the_leader_and_its_standby_follow_a_promoted_replica(
             load.wait_more()
             assert leader_on(replica) == (2, pair.standby.address)
         assert [error for error in load.failures if not isinstance(error, JournalError)] == []
-        assert who(client) == before
+        assert membership(client) == before
         assert [worker.lost for worker in workers] == [None, None]
     check_journal(pair, load)
 
@@ -73,16 +73,16 @@ def test_a_failover_longer_than_the_leader_lease_loses_nothing(
     pair = Pair(nursery, tmp_path, state_on(primary, replica))
     pair.start()
     with two_workers(pair.addresses) as (client, workers):
-        before = who(client)
+        before = membership(client)
         with Load(workers[0]) as load:
             primary.stop("immediate")
             until(lambda: ask_alone(pair.leader.address).kind == "NotLeader", "its lease runs out")
             replica.promote()
             load.wait_more()
-        assert who(client) == before
+        assert membership(client) == before
         pair.leader.kill()
         pair.standby.kill()
         pair.leader.start()
-        assert who(client) == before
+        assert membership(client) == before
         assert [worker.lost for worker in workers] == [None, None]
     check_journal(pair, load)

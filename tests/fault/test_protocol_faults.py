@@ -218,8 +218,8 @@ def test_duplicate_and_late_frames_change_nothing_twice(coordinator: Coordinator
             pb.Request(id=6, notify_checkpoint=checkpoint),
             pb.Request(id=7, advance_epoch=calls.AdvanceEpochRequest(dataset_id="d", from_epoch=0)),
         ]
-        told = {answer.id: answer for answer in await session.ask(*story)}
-        told[2].register_dataset.epoch = 1  # the current epoch
+        answers = {answer.id: answer for answer in await session.ask(*story)}
+        answers[2].register_dataset.epoch = 1  # the current epoch
         again = await RawSession(coordinator.address).greet("another")
         for connection in (session, again):
             twice = await connection.ask(*story, *story)
@@ -227,7 +227,7 @@ def test_duplicate_and_late_frames_change_nothing_twice(coordinator: Coordinator
                 if answer.id == 3:
                     assert answer.error.kind == "EpochMismatch"  # an old ack, after the epoch has ended
                 else:
-                    assert answer == told[answer.id]
+                    assert answer == answers[answer.id]
             late = await connection.ask(*reversed(story))
             assert {answer.id for answer in late if answer.HasField("error")} == {3}
         await session.close()
@@ -336,7 +336,7 @@ def test_300_of_1000_workers_that_die_at_once_are_one_generation(nursery: Nurser
         survivors = shared_loop().run(_opened(process.address, 7))
         shared_loop().run(join(survivors))
         doomed = nursery.fork("children:workers", address=process.address, worker_ids=[f"d{n}" for n in range(300)])
-        assert len(doomed.hear()["incarnations"]) == 300
+        assert len(doomed.receive()["incarnations"]) == 300
         before = client.list_workers()
         assert len(before.workers) == 1_000
         doomed.kill()
@@ -401,17 +401,17 @@ def test_a_full_disk_refuses_writes_answers_reads_and_loses_nothing_acknowledged
 
         assert ack()
         fill(small_disk / "filler")
-        until(lambda: not ack(), "the journal has used up what it had")
+        until(lambda: not ack(), "the journal has used up its free space")
         with pytest.raises(JournalWriteFailed):
             client.register_dataset("another", total_samples=1, shard_size=1)
-        status, said = health(process)
-        assert (status, said["status"]) == (503, "refusing")
-        assert said["reason"]
+        status, body = health(process)
+        assert (status, body["status"]) == (503, "refusing")
+        assert body["reason"]
         assert [w.worker_id for w in client.list_workers().workers] == ["w0"]
         assert [d.num_done for d in client.list_datasets()] == [len(acknowledged)]
         worker.heartbeat()
         (small_disk / "filler").unlink()
-        until(ack, "there is space again, and it is used")
+        until(ack, "writes succeed again once there is space")
         assert health(process) == (200, {"status": "ok"})
         assert worker.lost is None
     process.kill()

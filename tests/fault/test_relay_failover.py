@@ -20,7 +20,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 def start_relay(nursery: Nursery, upstream: str) -> str:
     address = f"127.0.0.1:{free_port()}"
     relay = nursery.fork("relay_children:relay", settings={"upstream": upstream, "listen": address, "client": PATIENT})
-    assert relay.hear() == {"grpc": address, "upstream": upstream}
+    assert relay.receive() == {"grpc": address, "upstream": upstream}
     return address
 
 
@@ -65,7 +65,7 @@ def test_a_relay_with_two_upstreams_follows_the_leader_and_loses_no_worker(
             worker.ack(worker.shards("d")[:1])
         before = client.list_workers()
         leader.kill()
-        assert standby.child.hear()["leads"] is True
+        assert standby.child.receive()["leads"] is True
         for worker in workers:
             worker.ack(worker.shards("d")[:1])
         after = client.list_workers()

@@ -94,8 +94,8 @@ class Job:
         draft.replace(self.place / "gate")
 
     def ended(self) -> None:
-        code, said = self.run.wait()
-        assert code == 0, said
+        code, output = self.run.wait()
+        assert code == 0, output
 
     @property
     def digest(self) -> str:

@@ -67,8 +67,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Iterato
 
     def state() -> dict[str, Any]:
         if not found:
-            said, _ = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, said
+            output, _ = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, output
             found.append(last_state(place / "checkpoints" / "train_jax"))
         return found[0]
 
@@ -112,9 +112,9 @@ def test_a_killed_single_process_resumes_from_its_checkpoint(tmp_path: Path, row
     process.communicate()
 
     process = start_alone(tmp_path / "job", rows)
-    said, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, said
-    assert int(said.split("begins after step ")[1].split()[0]) > 50
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, output
+    assert int(output.split("begins after step ")[1].split()[0]) > 50
     assert_same(last_state(tmp_path / "job" / "checkpoints" / "train_jax"), undisturbed())
 
 
@@ -124,11 +124,11 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path, rows: Path, und
         run.start_plain(str(rows))
         run.wait_for(0, 0, r"step 200 .*")
         os.kill(worker_of(run), 9)
-        code, said = run.wait()
+        code, output = run.wait()
     finally:
         run.bury()
 
-    assert code == 0, said
+    assert code == 0, output
     assert int(run.found(1, 0, r"begins after step (\d+)")[1]) > 50
     assert "fork" not in run.text(0, 0) + run.text(1, 0), "JAX warns of it once it has threads"
     assert_same(last_state(run.directory / "checkpoints"), undisturbed())

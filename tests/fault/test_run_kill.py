@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, data: Path) -> Iterator[Any]:
-    """Creates runs, and removes them after the test."""
+    """Create runs and remove them after the test."""
     made: list[Run] = []
 
     def make(*options: str, place: Path = tmp_path, script: Path | None = None) -> Run:
@@ -88,10 +88,10 @@ class Gate:
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_same(
+def test_a_run_killed_repeatedly_counts_every_row_once_and_ends_with_the_same_weights(
     job: Any, undisturbed: Any, num_workers: int, tmp_path: Path
 ) -> None:
-    """Kill workers soon after some step: a gate keeps them from getting far before that."""
+    """Kill workers soon after a given step; a gate keeps them from running ahead."""
     rng = random.Random(num_workers)
     run = job("--workers", str(num_workers), "--max-restarts", "10")
     gate = Gate(tmp_path / "gate")
@@ -99,14 +99,14 @@ def test_killed_again_and_again_every_row_counts_once_and_the_weights_are_the_sa
     for attempt in range(3):
         victim, more = rng.randrange(num_workers), rng.randrange(1, 14)
         if (num_workers, attempt) == (2, 0):
-            victim, more = 1, 2  # before the first checkpoint: then it begins anew
+            victim, more = 1, 2  # before the first checkpoint, so the run starts from scratch
         start = int(run.wait_for(attempt, 0, r"restored (\d+)")[1])
         gate.move(start + more + 2)
         run.wait_for_step(attempt, start + more)
         run.kill(attempt, victim)
     gate.move(1_000)
-    code, said = run.wait()
-    assert code == 0, said
+    code, output = run.wait()
+    assert code == 0, output
     assert checked(run, num_workers) == undisturbed(num_workers)
     assert {each["attempt"] for each in run.results()} == {3}
     what = [event["what"] for event in run.events()]
@@ -125,8 +125,8 @@ def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_p
     refused = run.command("scale", run.name, "4")
     assert refused.returncode == 2
     assert "4 workers are outside of 1:3" in refused.stderr or "is not active" in refused.stderr
-    code, said = run.wait()
-    assert code == 0, said
+    code, output = run.wait()
+    assert code == 0, output
     checked(run, 3)
     assert [event["what"] for event in run.events()].count("failed") == 0
 
@@ -135,8 +135,8 @@ def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_p
 def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_one(
     job: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
-    """Stop one run by either signal, then by a signal to all its processes, as systemd and batch systems send it; at
-    last, kill its agent.
+    """Stop a run with either signal, then with a signal to all its processes, as systemd and batch systems do; finally,
+    kill its agent.
     """
 
     def signal_agent(number: signal.Signals) -> None:
@@ -154,9 +154,9 @@ def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_
     for attempt, (number, send) in enumerate(ways):
         run.wait_for_step(attempt, restored + 8)
         send(number)
-        code, said = run.wait()
-        assert code == 128 + number, said
-        assert "the workers have saved" in said, said
+        code, output = run.wait()
+        assert code == 128 + number, output
+        assert "the workers have saved" in output, output
         stopped_at = run.last_step(attempt, 0)
         run.resume()
         restored = int(run.wait_for(attempt + 1, 0, r"restored (\d+)")[1])
@@ -170,8 +170,8 @@ def test_a_stopped_run_saves_first_and_resumes_at_the_same_row_as_does_a_killed_
     assert "interrupted" in run.command("ps", "--all").stdout
     (tmp_path / "hurry").touch()
     run.resume()
-    code, said = run.wait()
-    assert code == 0, said
+    code, output = run.wait()
+    assert code == 0, output
     assert checked(run, 2) == undisturbed(2)
 
 
@@ -188,15 +188,15 @@ def test_a_standby_takes_over_from_a_killed_coordinator_without_disturbing_the_r
     run.start("--step-s", "0.2", "--until", str(tmp_path / "hurry"))
     run.wait_for_step(0, 12)
     leader.kill()
-    assert standby.child.hear()["leads"] is True
+    assert standby.child.receive()["leads"] is True
     (tmp_path / "hurry").touch()
-    code, said = run.wait()
-    assert code == 0, said
+    code, output = run.wait()
+    assert code == 0, output
     assert checked(run, 2) == undisturbed(2)
     assert [event["what"] for event in run.events()].count("started") == 1
 
 
-def test_a_hung_worker_is_found_shown_and_replaced(job: Any, undisturbed: Any) -> None:
+def test_a_hung_worker_is_detected_reported_and_replaced(job: Any, undisturbed: Any) -> None:
     run = job("--workers", "2", "--step-timeout-s", "10")
     run.start("--hang-at", "12")
     assert run.wait()[0] == 0
@@ -211,13 +211,13 @@ def test_a_hung_worker_is_found_shown_and_replaced(job: Any, undisturbed: Any) -
 def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason_first(job: Any) -> None:
     run = job("--workers", "2", "--max-restarts", "50")
     run.start("--fail-at", "13")
-    code, said = run.wait()
+    code, output = run.wait()
     assert code == 1
-    lines = said.splitlines()
+    lines = output.splitlines()
     first = next(line for line in lines if "failed" in line)
     assert "rank 1: exit code 1: ValueError: row" in first
-    assert "3 times in a row at the same step" in said
-    assert "is bad" in said
+    assert "3 times in a row at the same step" in output
+    assert "is bad" in output
     assert [event["what"] for event in run.events()].count("failed") == 3, run.events()
 
 

@@ -45,11 +45,11 @@ class Cluster:
     def run(self, node: str, *options: str, workers: str = "2", nnodes: int = 2) -> Run:
         place = self._place / node
         place.mkdir(exist_ok=True)
-        told = ("--nnodes", str(nnodes), "--workers", workers, "--coordinator", self.coordinator.address)
+        common = ("--nnodes", str(nnodes), "--workers", workers, "--coordinator", self.coordinator.address)
         made = Run(
             place,
             self._data,
-            *(*told, "--checkpoints", str(self._place / "checkpoints"), "--max-restarts", "10", *options),
+            *(*common, "--checkpoints", str(self._place / "checkpoints"), "--max-restarts", "10", *options),
             prefix=self.network.nodes[node].prefix,
             STRATA_TLS_CA=f"{self._certs}/ca.crt",
             STRATA_TOKEN_FILE=f"{self._certs}/admin.token",
@@ -102,8 +102,8 @@ def texts(run: Run) -> str:
 
 def finish(*runs: Run) -> None:
     for run in runs:
-        code, said = run.wait()
-        assert code == 0, said
+        code, output = run.wait()
+        assert code == 0, output
 
 
 def test_a_remote_worker_and_the_coordinator_die_then_its_machine_leaves_and_every_row_counts_once(
@@ -117,15 +117,15 @@ def test_a_remote_worker_and_the_coordinator_die_then_its_machine_leaves_and_eve
     b.wait_for_step(1, 16, rank=1)
     cluster.coordinator.restart()
     b.wait_for_step(1, 20, rank=1)
-    assert whats(a).count("started") == 2, "only the worker was missed"
-    assert all("restored" in run.text(1, rank) for rank, run in enumerate((a, b))), "each logs its own workers"
+    assert whats(a).count("started") == 2, "only the death of the worker started a new attempt"
+    assert all("restored" in run.text(1, rank) for rank, run in enumerate((a, b))), "each machine logs its own workers"
 
     b.agent.send_signal(signal.SIGTERM)
-    code, said = b.wait()
-    assert code == 128 + signal.SIGTERM, said
-    assert "the run continues without this node" in said
+    code, output = b.wait()
+    assert code == 128 + signal.SIGTERM, output
+    assert "the run continues without this node" in output
     stopped_at = b.last_step(1, 1)
-    assert int(a.wait_for(2, 0, r"restored (\d+)")[1]) >= stopped_at, "nothing was done twice"
+    assert int(a.wait_for(2, 0, r"restored (\d+)")[1]) >= stopped_at, "no step was repeated"
     b.resume()
     a.wait_for(3, 0, r"restored (\d+)")
     cluster.hurry()
@@ -156,7 +156,7 @@ def test_a_partitioned_machine_rejoins_and_takes_over_when_the_leader_dies(clust
     cluster.check(1)
     assert "which led, is gone" in texts(b)
     assert int(b.found(3, 0, r"restored (\d+)")[1]) >= restored
-    until(lambda: not processes_with(f"STRATA_RUNS_DIR={a.place}"), "its workers died with it")
+    until(lambda: not processes_with(f"STRATA_RUNS_DIR={a.place}"), "its workers died with its agent")
 
 
 @pytest.mark.slow
@@ -165,10 +165,10 @@ def test_below_the_minimum_a_run_waits_can_be_stopped_and_starts_when_all_nodes_
     b.wait_for_step(0, 12, rank=1)
     b.agent.kill()
     b.agent.communicate()
-    until(lambda: "only 1 of at least 2 workers can be placed; waiting up to 300 s" in texts(a), "it says so")
+    until(lambda: "only 1 of at least 2 workers can be placed; waiting up to 300 s" in texts(a), "it waits")
     a.agent.send_signal(signal.SIGINT)
-    code, said = a.wait()
-    assert code == 130, said
+    code, output = a.wait()
+    assert code == 130, output
     cluster.hurry()
     for run in (a, b):
         run.resume()
@@ -181,14 +181,14 @@ def test_a_stop_where_the_run_is_led_stops_it_everywhere(cluster: Cluster) -> No
     b.wait_for_step(0, 12, rank=1)
     a.agent.send_signal(signal.SIGINT)
     for run in (a, b):
-        code, said = run.wait()
-        assert code == 130, said
-        assert "the workers have saved" in said
+        code, output = run.wait()
+        assert code == 130, output
+        assert "the workers have saved" in output
 
 
 def test_timeouts_that_do_not_fit_are_refused_at_the_start(cluster: Cluster) -> None:
     run = cluster.run("a", "--step-timeout-s", "9.5")
     run.start()
-    code, said = run.wait()
-    assert code == 2, said
-    assert "--step-timeout-s 9.5 is not above the coordinator's lease of 10 s" in said
+    code, output = run.wait()
+    assert code == 2, output
+    assert "--step-timeout-s 9.5 is not above the coordinator's lease of 10 s" in output

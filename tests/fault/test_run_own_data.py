@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Iterator[Any]:
         made.append(Run(place, place, *options))
         return made[-1]
 
-    with nothing_is_left(tmp_path, but="pymp-*"):  # directories of killed processes of multiprocessing's
+    with nothing_is_left(tmp_path, but="pymp-*"):  # temporary directories of killed multiprocessing workers
         yield make
         for run in made:
             run.bury()
@@ -48,7 +48,7 @@ def checked(run: Run, num_workers: int) -> str:
 def test_a_killed_run_with_prefetching_workers_ends_with_the_weights_of_an_undisturbed_one(
     job: Any, tmp_path: Path
 ) -> None:
-    """Killed in the first and in the second epoch; prefetched rows do not count."""
+    """Kill a worker in the first and in the second epoch; rows that were only prefetched do not count."""
     undisturbed = job("--workers", "2", place=tmp_path / "undisturbed")
     undisturbed.start("--own", "dataset")
     assert undisturbed.wait()[0] == 0
@@ -58,8 +58,8 @@ def test_a_killed_run_with_prefetching_workers_ends_with_the_weights_of_an_undis
         run.wait_for_step(attempt, step)
         run.kill(attempt, victim)
     (tmp_path / "hurry").touch()
-    code, said = run.wait()
-    assert code == 0, said
+    code, output = run.wait()
+    assert code == 0, output
     assert int(run.found(1, 0, r"restored (\d+)")[1]) >= 10
     assert int(run.found(2, 0, r"restored (\d+)")[1]) >= 35
     assert checked(run, 2) == checked(undisturbed, 2)
@@ -76,8 +76,8 @@ def test_with_more_and_fewer_workers_and_a_kill_every_row_of_an_own_loader_count
     run.wait_for_step(2, int(run.wait_for(2, 0, r"restored (\d+)")[1]) + 7)
     run.kill(2, 1)
     (tmp_path / "hurry").touch()
-    code, said = run.wait()
-    assert code == 0, said
+    code, output = run.wait()
+    assert code == 0, output
     checked(run, 2)
 
 
@@ -100,8 +100,8 @@ def test_a_per_rank_loader_refuses_another_number_of_workers_and_training_contin
     assert "2 workers cannot resume from a checkpoint of 3 workers" in refused.stderr
     (tmp_path / "hurry").touch()
     run.resume("--workers", "1:3")
-    code, said = run.wait()
-    assert code == 0, said
+    code, output = run.wait()
+    assert code == 0, output
     results = run.results()
     assert len(results) == 3
     # 900 rows in batches of 16 on 3 ranks: none is padded, and so each counts once

@@ -27,7 +27,7 @@ import torch
 sys.argv += ["--step-s", "1" if os.environ["WORLD_SIZE"] == "1" else "0"]
 runpy.run_path("train_rows.py", run_name="__main__")
 """
-"""A script that does not end before the run has grown."""
+"""A script that does not finish before the run has grown."""
 FUNCTION = """
 import json, sys
 import strata
@@ -41,7 +41,7 @@ def train(place):
 
 print(json.dumps(strata.TrainingOrchestrator().run(train, "here", engine="ray", **json.loads(sys.argv[1]))))
 """
-pytestmark = pytest.mark.timeout(300)  # Ray takes its time
+pytestmark = pytest.mark.timeout(300)  # Ray starts slowly
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Run]]:
-    """Creates runs in directories with their script, and removes them after the test."""
+    """Create runs in directories with their script, and remove them after the test."""
     made: list[Run] = []
     for name, value in LOOPBACK_ONLY.items():
         monkeypatch.setenv(name, value)
@@ -73,11 +73,11 @@ def job(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         made.append(Run(place, data, "--env", mark, *options, script=Path(script)))
         return made[-1]
 
-    with nothing_is_left(tmp_path, but="ray"):  # the logs of a cluster, which Ray keeps
+    with nothing_is_left(tmp_path, but="ray"):  # Ray keeps the logs of a cluster
         yield make
         for run in made:
             run.bury()
-        until(lambda: not processes_with(f"STRATA_TEST={tmp_path}"), "none of their workers is left")
+        until(lambda: not processes_with(f"STRATA_TEST={tmp_path}"), "no worker is left")
 
 
 def checked(run: Run, num_workers: int) -> str:
@@ -92,7 +92,7 @@ def checked(run: Run, num_workers: int) -> str:
 
 @pytest.mark.slow
 def test_actors_and_nodes_that_are_killed_cost_no_row(ray: RayNodes, job: Callable[..., Run]) -> None:
-    ray.have(2)  # one more than it needs: where the worker of a node that is killed can go
+    ray.have(2)  # one more than needed: a place for the worker of a killed node
     run = job("killed", "--engine", "ray", "--address", ray.address, "--workers", "2", "--max-restarts", "10")
     run.start("--step-s", "0.05")
     run.wait_for_step(0, 8)
@@ -100,9 +100,9 @@ def test_actors_and_nodes_that_are_killed_cost_no_row(ray: RayNodes, job: Callab
     start = int(run.wait_for(1, 0, r"restored (\d+)")[1])
     run.wait_for_step(1, start + 6)
     assert any(ray.kill_node_of(run.pid(1, rank)) for rank in (0, 1))
-    code, said = run.wait()
-    assert code == 0, said
-    assert "its Ray actor has ended" in said
+    code, output = run.wait()
+    assert code == 0, output
+    assert "its Ray actor has ended" in output
     assert min(each["attempt"] for each in run.results()) >= 2
     local = job("local", "--workers", "2")
     local.start()
@@ -112,23 +112,23 @@ def test_actors_and_nodes_that_are_killed_cost_no_row(ray: RayNodes, job: Callab
 
 @pytest.mark.slow
 def test_a_run_grows_onto_a_node_that_joins_later_over_the_network(ray: RayNodes, job: Callable[..., Run]) -> None:
-    """Not all workers fit, so other machines may join: the directory is copied, with TLS and a token."""
+    """Not all workers fit, so other machines may join: Ray copies the directory, and the run uses TLS and a token."""
     ray.have(0)
     options = ("--engine", "ray", "--address", ray.address, "--workers", "1:2", "--checkpoints", "saved")
     run = job("grows", *options, wrapper=SLOW_ALONE)
     run.start()
-    run.wait_for_step(0, 3)  # its log comes over Ray
+    run.wait_for_step(0, 3)  # its log is transferred by Ray
     variables = psutil.Process(run.pid(0, 0)).environ()
     assert Path(variables["STRATA_TLS_CA"]).read_bytes().startswith(b"-----BEGIN CERTIFICATE-----")
     assert Path(variables["STRATA_TOKEN_FILE"]).stat().st_mode & 0o077 == 0
     connections = psutil.Process(run.pid(0, 0)).net_connections(kind="tcp")
     assert any(each.raddr and each.raddr.ip == "127.0.0.1" for each in connections)
-    assert not Path(f"/proc/{run.pid(0, 0)}/cwd").readlink().is_relative_to(run.place)  # Ray's copy of it
+    assert not Path(f"/proc/{run.pid(0, 0)}/cwd").readlink().is_relative_to(run.place)  # it runs in Ray's copy
     ray.have(1)
-    code, said = run.wait()
-    assert code == 0, said
+    code, output = run.wait()
+    assert code == 0, output
     checked(run, 2)
-    assert "from 1 to 2 workers" in said
+    assert "from 1 to 2 workers" in output
     assert [event["what"] for event in run.events()].count("failed") == 0
     assert not Path(variables["STRATA_TOKEN_FILE"]).exists()
 
@@ -138,13 +138,13 @@ def test_without_a_shared_place_for_checkpoints_machines_cannot_work_together(
 ) -> None:
     run = job("refused", "--engine", "ray", "--address", ray.address, "--workers", "1", "--ship")
     run.start()
-    code, said = run.wait()
+    code, output = run.wait()
     assert code == 2
-    assert "pass a location that all of them reach" in said
+    assert "pass a location that all of them reach" in output
 
 
 def listened_at(process: psutil.Process) -> set[str]:
-    with contextlib.suppress(psutil.NoSuchProcess):  # some of Ray's live for a moment only
+    with contextlib.suppress(psutil.NoSuchProcess):  # some processes of Ray are short-lived
         connections = process.net_connections("tcp")
         return {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}
     return set()
@@ -168,16 +168,16 @@ def call(ray: RayNodes, job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
             timeout=DEADLINE_S,
             check=False,
         )
-        return "".join(ended.stdout.splitlines()[-1:]), ended.stderr  # before it come warnings of Ray's
+        return "".join(ended.stdout.splitlines()[-1:]), ended.stderr  # Ray prints warnings before it
 
     return called
 
 
 def test_a_function_runs_on_a_cluster_of_this_machine(ray: RayNodes, call: Callable[..., Any]) -> None:
     ray.have(1)
-    said, errors = call(workers=2)
-    assert said, errors
-    assert json.loads(said) == [[0, 2, "here"], [1, 2, "here"]]
+    output, errors = call(workers=2)
+    assert output, errors
+    assert json.loads(output) == [[0, 2, "here"], [1, 2, "here"]]
 
 
 @pytest.mark.slow
@@ -186,9 +186,9 @@ def test_a_function_runs_over_the_network_if_all_reach_its_checkpoints(ray: RayN
     ray.have(0)
     _, errors = call(workers="1:2")
     assert "checkpoints='/shared/run'" in errors
-    said, errors = call(workers="1:2", checkpoints="saved")
-    assert said, errors
-    assert json.loads(said) == [[0, 1, "here"]]
+    output, errors = call(workers="1:2", checkpoints="saved")
+    assert output, errors
+    assert json.loads(output) == [[0, 1, "here"]]
 
 
 def test_without_an_address_a_run_starts_a_private_cluster(
@@ -202,12 +202,12 @@ def test_without_an_address_a_run_starts_a_private_cluster(
     run.wait_for_step(0, 1)
     agent = psutil.Process(run.agent.pid)
     processes = [agent, *agent.children(recursive=True)]
-    worker = run.pid(0, 0)  # its own is torch's store, which listens on all addresses
+    worker = run.pid(0, 0)  # excluded: torch's store in the worker listens on all addresses
     listening = set[str]().union(*(listened_at(each) for each in processes if each.pid != worker))
     seen.touch()
     assert listening
     assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
     out, err = run.agent.communicate(timeout=DEADLINE_S)
     assert run.agent.returncode == 1
-    assert "ValueError: row" in out, "what rank 0 writes is shown"
+    assert "ValueError: row" in out, "the output of rank 0 is shown"
     assert "failed: rank 0: exit code 1: ValueError: row" in err

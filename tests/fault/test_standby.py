@@ -61,7 +61,7 @@ class Pair:
     def wait_taken_over(self) -> float:
         """Wait for the standby to lead; return how long that took."""
         start_s = time.monotonic()
-        assert self.standby.child.hear()["leads"] is True
+        assert self.standby.child.receive()["leads"] is True
         return time.monotonic() - start_s
 
     def core(self) -> Core:
@@ -113,7 +113,7 @@ class Load:
         try:
             until(lambda: len(self.acknowledged) >= goal, f"{num} more acks are answered")
         except AssertionError as error:
-            self._stopping.set()  # else it would continue after the test, as fast as it can
+            self._stopping.set()  # otherwise it would continue after the test
             frames = sys._current_frames()
             where = {thread.name: frames.get(thread.ident or 0) for thread in threading.enumerate()}
             stacks = (f"{name}:\n{''.join(traceback.format_stack(at))}" for name, at in where.items() if at)
@@ -133,7 +133,7 @@ class Load:
     def check_nothing_lost(self, core: Core) -> None:
         done = core.jobs["default"].shards.datasets["d"].done
         assert [index for index in self.acknowledged if not done[index]] == []
-        assert int(done.sum()) <= len(self.acknowledged) + 1, "what was not asked for was done"
+        assert int(done.sum()) <= len(self.acknowledged) + 1, "shards are done that were not acked"
 
 
 @contextmanager
@@ -147,13 +147,14 @@ def two_workers(addresses: str) -> Iterator[tuple[CoordinatorClient, list[Worker
         yield clients[0], workers
 
 
-def who(client: CoordinatorClient) -> tuple[int, list[tuple[str, int]]]:
+def membership(client: CoordinatorClient) -> tuple[int, list[tuple[str, int]]]:
+    """Return the generation and the incarnation of every worker."""
     members = client.list_workers()
     return members.generation, [(w.worker_id, w.incarnation) for w in members.workers]
 
 
 def ask_alone(address: str) -> types_pb2.Error:
-    """The error with which this coordinator refuses a unary call."""
+    """Return the error with which this coordinator refuses a unary call."""
     with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         call = channel.unary_unary(
             f"/{SERVICE}/ListJobs",
@@ -212,7 +213,7 @@ def test_a_standby_redirects_its_callers_to_the_leader_at_once(pair: Pair) -> No
 
 def test_a_killed_leader_is_replaced_and_nothing_is_lost(pair: Pair) -> None:
     with two_workers(pair.addresses) as (client, workers), ThreadPoolExecutor(2) as pool:
-        before = who(client)
+        before = membership(client)
         with Load(workers[0]) as load:
             # One worker has arrived when the leader dies; the other arrives at the new one.
             first: Future[None] = pool.submit(workers[1].barrier, "sync", timeout_s=DEADLINE_S)
@@ -221,7 +222,7 @@ def test_a_killed_leader_is_replaced_and_nothing_is_lost(pair: Pair) -> None:
             load.wait_more()
         workers[0].barrier("sync", timeout_s=DEADLINE_S)
         first.result(DEADLINE_S)
-        assert who(client) == before
+        assert membership(client) == before
         assert [worker.lost for worker in workers] == [None, None]
         assert health_of(pair.standby.address) == SERVING
     assert pair.standby.child.terminate() == 0
@@ -230,13 +231,13 @@ def test_a_killed_leader_is_replaced_and_nothing_is_lost(pair: Pair) -> None:
 
 def test_a_leader_that_is_stopped_hands_over_at_once(pair: Pair) -> None:
     with two_workers(pair.addresses) as (client, workers), Load(workers[0]) as load:
-        before = who(client)
+        before = membership(client)
         start_s = time.monotonic()
         assert pair.leader.child.terminate() == 0
         pair.wait_taken_over()
         assert time.monotonic() - start_s < LEASE_S, "it did not wait for the lease"
         load.wait_more()
-        assert who(client) == before
+        assert membership(client) == before
         assert load.failures == []
     assert pair.standby.child.terminate() == 0
     load.check_nothing_lost(pair.core())
@@ -253,7 +254,7 @@ def test_a_paused_leader_can_neither_write_nor_answer_when_it_resumes(
         assert old.addresses()["leads"] is True
         pair.standby.start()
         with two_workers(pair.addresses) as (client, workers), Load(workers[0]) as load:
-            before = who(client)
+            before = membership(client)
             assert term_of(postgres, pair.state) == (1, pair.leader.address)
             old.signal(signal.SIGSTOP)
             pair.wait_taken_over()
@@ -273,7 +274,7 @@ def test_a_paused_leader_can_neither_write_nor_answer_when_it_resumes(
             assert "another coordinator leads" in errors
             assert "term 1 is over" in errors
             load.wait_more()
-            assert who(client) == before
+            assert membership(client) == before
             assert load.failures == []
     finally:
         old.close()
@@ -289,7 +290,7 @@ def test_a_paused_leader_can_neither_write_nor_answer_when_it_resumes(
 def test_a_paused_leader_stops_answering_by_its_own_clock(
     postgres: PostgresServer, nursery: Nursery, tmp_path: Path
 ) -> None:
-    """While the database does not respond, only its own clock can tell it."""
+    """While the database does not respond, the leader can only rely on its own clock."""
     pair = Pair(nursery, tmp_path, postgres.new_state())
     pair.start()
     pair.leader.child.freeze()
@@ -300,7 +301,7 @@ def test_a_paused_leader_stops_answering_by_its_own_clock(
         calls = waiting_calls(channel)
         pair.leader.child.thaw()
         assert [refusal(call) for call in calls] == [(grpc.StatusCode.UNAVAILABLE, "NotLeader")] * 3
-    assert pair.leader.child.wait_gone() != 0, "it hears from the database that another leads"
+    assert pair.leader.child.wait_gone() != 0, "the database reports another leader"
 
 
 def waiting_calls(channel: grpc.Channel) -> list[Any]:
@@ -329,14 +330,14 @@ def test_a_leader_paused_for_less_than_its_lease_continues(postgres: PostgresSer
     alone = CoordinatorProcess(nursery, Path(), state=postgres.new_state(), lease=CALM, leadership=LEADERSHIP)
     alone.start()
     with two_workers(alone.address) as (client, workers):
-        before = who(client)
+        before = membership(client)
         alone.child.freeze()
         until(
             lambda: postgres.sql("SELECT expires_at < now() FROM strata_leader", alone.settings["state"]) == [(True,)],
             "its lease has run out",
         )
         alone.child.thaw()
-        assert who(client) == before
+        assert membership(client) == before
         assert term_of(postgres, alone.settings["state"]) == (1, alone.address)
         assert [worker.lost for worker in workers] == [None, None]
 
@@ -345,9 +346,9 @@ def test_a_restarted_leader_waits_for_its_previous_lease(postgres: PostgresServe
     alone = CoordinatorProcess(nursery, Path(), state=postgres.new_state(), lease=CALM, leadership=LEADERSHIP)
     alone.start()
     with two_workers(alone.address) as (client, _):
-        before = who(client)
+        before = membership(client)
         alone.restart()
-        assert who(client) == before
+        assert membership(client) == before
     assert term_of(postgres, alone.settings["state"]) == (2, alone.address)
 
 
@@ -369,12 +370,12 @@ def test_a_second_leader_is_refused_while_the_first_renews(
 def test_the_leader_survives_a_database_crash_under_load(postgres: PostgresServer, postgres_pair: Pair) -> None:
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
-        before = who(client)
+        before = membership(client)
         with Load(workers[0]) as load:
             postgres.restart("immediate")
             load.wait_more()
         assert {type(error) for error in load.failures} <= {JournalError, *JournalError.__subclasses__()}
-        assert who(client) == before
+        assert membership(client) == before
         assert [worker.lost for worker in workers] == [None, None]
     load.check_nothing_lost(pair.core())
 
@@ -385,16 +386,16 @@ def test_the_leader_survives_a_database_outage_longer_than_the_lease(
     """Health reports it meanwhile. Whichever of the two leads then, neither has to be restarted."""
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
-        before = who(client)
+        before = membership(client)
         with Load(workers[0]) as load:
             postgres.stop("immediate")
             try:
-                until(lambda: health_of(pair.leader.address) == NOT_SERVING, "the leader says that it refuses")
+                until(lambda: health_of(pair.leader.address) == NOT_SERVING, "the leader reports that it refuses calls")
                 until(lambda: ask_alone(pair.leader.address).kind == "NotLeader", "its lease runs out")
             finally:
                 postgres.go_on()
             load.wait_more()
-        assert who(client) == before
+        assert membership(client) == before
         until(
             lambda: SERVING in [health_of(process.address) for process in (pair.leader, pair.standby)],
             "one of them serves",
@@ -405,13 +406,13 @@ def test_the_leader_survives_a_database_outage_longer_than_the_lease(
 def test_database_connections_cut_under_load_are_reestablished(postgres: PostgresServer, postgres_pair: Pair) -> None:
     pair = postgres_pair
     with two_workers(pair.addresses) as (client, workers):
-        before = who(client)
+        before = membership(client)
         with Load(workers[0]) as load:
             for _ in range(5):
                 assert postgres.cut(pair.state) >= 1
                 load.wait_more()
         assert {type(error) for error in load.failures} <= {JournalError, *JournalError.__subclasses__()}
-        assert who(client) == before
+        assert membership(client) == before
         until(lambda: health_of(pair.leader.address) == SERVING, "it is healthy again")
     assert term_of(postgres, pair.state) == (1, pair.leader.address)
     load.check_nothing_lost(pair.core())

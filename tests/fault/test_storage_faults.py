@@ -73,14 +73,14 @@ def proxy(s3: S3Server) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def sound(s3: S3Server) -> Iterator[Store]:
-    """Past the proxy."""
+    """Return a store that bypasses the proxy."""
     with contextlib.closing(open_store(s3.new_url(), s3.options(**QUICK))) as store:
         yield store
 
 
 @pytest.fixture
 def faulty(sound: Store, s3: S3Server, proxy: FaultyProxy) -> Iterator[Store]:
-    """The same objects, through the proxy."""
+    """Return a store with the same objects, through the proxy."""
     options = s3.options(endpoint=proxy.endpoint, **QUICK)
     with contextlib.closing(open_store(sound.url, options)) as store:
         yield store
@@ -245,7 +245,7 @@ def test_an_upload_that_fails_for_good_is_aborted(
 def test_the_last_piece_of_an_upload_may_fail_too(
     s3: S3Server, sound: Store, faulty: Store, proxy: FaultyProxy
 ) -> None:
-    """Where object_store once forgot to abort (apache/arrow-rs-object-store#818)."""
+    """object_store once forgot to abort in this case (apache/arrow-rs-object-store#818)."""
     before = s3.unfinished_uploads()
     proxy.plan(Fault(status=507), "put part", num=None)
     with pytest.raises(StorageFull, match="InsufficientStorage"):
@@ -338,7 +338,7 @@ def test_a_denied_write_names_the_source_of_the_credentials(s3: S3Server, keys: 
 @pytest.mark.parametrize(
     ("bucket", "keys", "calls"),
     [
-        ("no-such-bucket", READER, ("get", "walk", "children")),  # whoever may write makes it, on this server
+        ("no-such-bucket", READER, ("get", "walk", "children")),  # here, a writer creates the bucket
         ("Not_A..Name", ADMIN, ("get", "walk", "children", "put", "put if absent", "put_large")),
     ],
 )
@@ -354,7 +354,7 @@ def test_a_missing_or_misnamed_bucket_is_reported_after_one_attempt(
 
 
 def test_retries_continue_until_retry_timeout_s(s3: S3Server, sound: Store, proxy: FaultyProxy) -> None:
-    """Not until some number of them is spent: that takes a second or two, and a restart longer."""
+    """The number of retries does not limit them: it would be spent in a second or two, and a restart takes longer."""
     sound.put("small", b"1")
     with contextlib.closing(open_store(sound.url, s3.options(endpoint=proxy.endpoint))) as store:
         proxy.plan(THROTTLED, num=11)
@@ -384,11 +384,11 @@ def test_missing_credentials_are_reported_in_bounded_time(
 
 
 def _assert_no_secret(error: BaseException) -> None:
-    told: BaseException | None = error
-    while told is not None:
-        assert not any(secret in str(told) for secret in SECRETS)
-        assert "Signature=" not in str(told)
-        told = told.__cause__
+    link: BaseException | None = error
+    while link is not None:
+        assert not any(secret in str(link) for secret in SECRETS)
+        assert "Signature=" not in str(link)
+        link = link.__cause__
 
 
 # -- processes that are killed -----------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def disk(tmp_path: Path) -> Iterator[LocalStore]:
 
 
 def failing(name: str, number: int, monkeypatch: pytest.MonkeyPatch, *, after: int = 0) -> list[object]:
-    """`os.NAME` fails from its call number `after` on; gives the arguments of the calls that failed."""
+    """Let `os.NAME` fail from its call number `after` on; yield the arguments of the failed calls."""
     real, failed, num_calls = getattr(os, name), [], 0
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -492,7 +492,7 @@ def test_a_failing_disk_leaves_the_old_object(
             with monkeypatch.context() as patch:
                 failed = failing(name, number, patch)
                 if name == "fsync" and key != "d/a":
-                    disk.root.joinpath("new/directory").mkdir(parents=True)  # so that the file's is the first
+                    disk.root.joinpath("new/directory").mkdir(parents=True)  # so that the first is the file's
                 with pytest.raises(error, match=rf"{key}: .*; (free|check)"):
                     write(key, pattern(9 * MIB))
             if name == "fsync":
@@ -540,7 +540,7 @@ def test_no_thread_uses_the_descriptor_after_a_failed_transfer(
 
 
 def test_a_full_file_system_raises_storage_full_and_can_be_used_again(tmp_path: Path) -> None:
-    """A real one, of 16 MiB, in a mount namespace of its own."""
+    """The file system is real, has 16 MiB and lives in a private mount namespace."""
     program = """
     import sys
     from strata.errors import StorageFull
@@ -570,7 +570,7 @@ def test_a_full_file_system_raises_storage_full_and_can_be_used_again(tmp_path: 
 
 
 def test_a_file_size_limit_raises_storage_full(tmp_path: Path) -> None:
-    """Met in the middle of writing with O_DIRECT, on the disk itself."""
+    """The limit is reached in the middle of a write with O_DIRECT, on the disk itself."""
     program = """
     import mmap, resource, sys
     from strata.errors import StorageFull

@@ -46,7 +46,7 @@ WORKER = """
 
 
 @pytest.mark.parametrize("how", ["warm", "cold"])
-def test_when_the_agent_is_killed_everybody_is_gone(tmp_path: Path, how: str) -> None:
+def test_when_the_agent_is_killed_no_process_of_its_workers_survives(tmp_path: Path, how: str) -> None:
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
     (tmp_path / "worker.py").write_text(textwrap.dedent(WORKER))
     os.mkfifo(tmp_path / "pids")
@@ -69,7 +69,7 @@ def lines(descriptor: int, count: int) -> list[str]:
     text, deadline_s = "", time.monotonic() + DEADLINE_S
     while text.count("\n") < count:
         ready, _, _ = select.select([descriptor], [], [], deadline_s - time.monotonic())
-        assert ready, f"only {text!r} was heard"
+        assert ready, f"only {text!r} was received"
         text += os.read(descriptor, 4_096).decode()
     return text.splitlines()
 

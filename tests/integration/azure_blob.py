@@ -23,7 +23,7 @@ from servers import DEADLINE_S, HERE, free_port, until
 AZURITE = HERE / "node" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Of the emulator's one account; it stands in Microsoft's documentation."""
+"""The key of the emulator's only account, from Microsoft's documentation."""
 CONTAINER = "checkpoints"
 VERSION = "2021-12-02"
 
@@ -58,7 +58,7 @@ class AzureServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def new_url(self) -> str:
-        """An empty place in the container."""
+        """Return the URL of an empty prefix in the container."""
         return f"az://{CONTAINER}/place-{next(self._numbers)}"
 
     def options(self, **more: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class AzureServer:
         return {"account_name": ACCOUNT, "account_key": KEY, "endpoint": endpoint, "allow_http": True, **more}
 
     def _makes_container(self) -> bool:
-        """Which obstore cannot, so the request is signed here."""
+        """Create the container with a hand-signed request, because obstore cannot; return whether it exists."""
         now = dt.datetime.now(dt.UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
         path = f"/{ACCOUNT}/{CONTAINER}"
         dated = f"x-ms-date:{now}\nx-ms-version:{VERSION}\n"
@@ -85,7 +85,7 @@ class AzureServer:
             except (OSError, http.client.HTTPException):
                 return False
             body = response.read()
-        assert response.status in (201, 409), body  # 409: made by a try whose answer was late
+        assert response.status in (201, 409), body  # 409: created by an earlier attempt whose answer was late
         return True
 
 

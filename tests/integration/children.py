@@ -1,4 +1,4 @@
-"""What the nursery's children do: be a coordinator, or be workers that a test can order about."""
+"""Functions that the nursery's children run: a coordinator, and workers that execute a test's orders."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
 
 def coordinator(lifeline: Lifeline, *, settings: dict[str, Any]) -> None:
-    """Serves until SIGTERM; says its addresses."""
+    """Report the addresses and serve until SIGTERM."""
     config = configs.load(CoordinatorConfig, settings, source="the test")
-    run(config, announce=lambda addresses: lifeline.say(**dataclasses.asdict(addresses)))
+    run(config, announce=lambda addresses: lifeline.send(**dataclasses.asdict(addresses)))
 
 
 def workers(lifeline: Lifeline, *, address: str, worker_ids: list[str]) -> None:
-    """Registers workers through one session, then obeys: `{"call": METHOD, "worker_id": …, "arguments": {…}}`."""
+    """Register workers through one session, then execute `{"call": METHOD, "worker_id": …, "arguments": {…}}`."""
     config = ClientConfig(backoff_s=0.01, max_backoff_s=0.1)
     with CoordinatorClient(address, config=config) as client:
         members = {worker_id: client.register_worker(worker_id) for worker_id in worker_ids}
-        lifeline.say(incarnations={worker_id: worker.incarnation for worker_id, worker in members.items()})
-        while (order := lifeline.hear()) is not None:
+        lifeline.send(incarnations={worker_id: worker.incarnation for worker_id, worker in members.items()})
+        while (order := lifeline.receive()) is not None:
             worker = members[order["worker_id"]]
             try:
                 getattr(worker, order["call"])(**order.get("arguments", {}))
             except StrataError as error:
-                lifeline.say(kind=type(error).__name__, message=error.message, lost=repr(worker.lost))
+                lifeline.send(kind=type(error).__name__, message=error.message, lost=repr(worker.lost))
             else:
-                lifeline.say(kind="", generation=worker.generation, lost=repr(worker.lost))
+                lifeline.send(kind="", generation=worker.generation, lost=repr(worker.lost))
 
 
 def bystander(lifeline: Lifeline, *, address: str, token: str, name: str) -> None:
-    """A worker that calls all the time, and says on request how long its slowest call took since the last request."""
+    """Run a worker that calls all the time and, on request, reports its slowest call since the previous request."""
     security, slowest_s, num_calls, failures = ClientSecurity(token=token), 0.0, 0, []
     stop = threading.Event()
 
@@ -61,9 +61,9 @@ def bystander(lifeline: Lifeline, *, address: str, token: str, name: str) -> Non
         worker = client.register_worker(name)
         calling = threading.Thread(target=call, daemon=True)
         calling.start()
-        lifeline.say(ready=True)
-        while lifeline.hear() is not None:
-            lifeline.say(slowest_s=slowest_s, num_calls=num_calls, failures=failures[:3], lost=repr(worker.lost))
+        lifeline.send(ready=True)
+        while lifeline.receive() is not None:
+            lifeline.send(slowest_s=slowest_s, num_calls=num_calls, failures=failures[:3], lost=repr(worker.lost))
             slowest_s, num_calls = 0.0, 0
         stop.set()
         calling.join()

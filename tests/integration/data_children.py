@@ -1,6 +1,6 @@
-"""What runs in other processes in the tests of `strata.data`: transforms of worker processes, and whole scripts.
+"""Code that the tests of `strata.data` run in other processes: transforms of worker processes, and whole scripts.
 
-As a script: `python data_children.py NAME ARGUMENT…` runs the function of that name.
+As a script, `python data_children.py NAME ARGUMENT…` runs the function of that name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 POISONED = 777
-"""The id at which `poisoned` and `fatal` give up."""
+"""The id at which `poisoned` and `fatal` fail."""
 
 
-# Transforms, at the top level so that other processes find them
+# Transforms, at the top level so that other processes can import them
 
 
 def doubled(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def fatal(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class FatalOnce:
-    """Ends its process at the first row group that any process decodes."""
+    """Kills its process at the first row group that any process decodes."""
 
     mark: Path
 
@@ -63,13 +63,13 @@ def endless(batch: pa.RecordBatch) -> pa.RecordBatch:
 # Scripts
 
 
-def say(**words: Any) -> None:
-    print(json.dumps(words), flush=True)
+def report(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 def loop_for_ever(path: str, worker_type: str, transform: str) -> None:
     """Print the processes after the first batch, and read until interrupted."""
-    sys.modules["torch"] = None  # type: ignore[assignment]  # which takes seconds to import
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing it would take seconds
     import psutil
 
     from strata import StructuredDataset
@@ -87,12 +87,12 @@ def loop_for_ever(path: str, worker_type: str, transform: str) -> None:
         split_rows=100,
         lanes=1,
     )
-    is_told = False
+    is_reported = False
     while True:
         for _ in loader:
-            if not is_told:
-                say(children=[child.pid for child in psutil.Process().children(recursive=True)])
-                is_told = True
+            if not is_reported:
+                report(children=[child.pid for child in psutil.Process().children(recursive=True)])
+                is_reported = True
 
 
 def read_in_two_halves(url: str, num_rows: str) -> None:
@@ -116,7 +116,7 @@ def read_in_two_halves(url: str, num_rows: str) -> None:
         )
         for worker_type in ("thread", "process")
     }
-    say(planned=loaders["thread"][1].plan.num_rows)
+    report(planned=loaders["thread"][1].plan.num_rows)
     sys.stdin.readline()
     batches = {worker_type: iter(loader) for worker_type, (loader, _) in loaders.items()}
 
@@ -125,7 +125,7 @@ def read_in_two_halves(url: str, num_rows: str) -> None:
         return [number for batch in found for number in batch["id"].to_pylist()]
 
     num_batches = int(num_rows) // 25
-    say(ids={worker_type: read(worker_type, num_batches // 2) for worker_type in batches})
+    report(ids={worker_type: read(worker_type, num_batches // 2) for worker_type in batches})
     sys.stdin.readline()
     ids, errors = {}, {}
     for worker_type in batches:
@@ -133,7 +133,7 @@ def read_in_two_halves(url: str, num_rows: str) -> None:
             ids[worker_type] = read(worker_type, num_batches - num_batches // 2)
         except StrataError as error:
             errors[worker_type] = f"{type(error).__name__}: {error}"
-    say(ids=ids, errors=errors)
+    report(ids=ids, errors=errors)
     for _, dataset in loaders.values():
         dataset.close()
 
@@ -165,7 +165,7 @@ def without_torch(path: str) -> None:
         next(iter(refused))
     except StrataError as error:
         found["refusal"] = f"{type(error).__name__}: {error}"
-    say(**found, torch=sys.modules.get("torch") is not None)
+    report(**found, torch=sys.modules.get("torch") is not None)
 
 
 def train(path: str, meeting: str, rank: str, num_ranks: str) -> None:
@@ -205,12 +205,12 @@ def train(path: str, meeting: str, rank: str, num_ranks: str) -> None:
         features = torch.stack([batch["x0"], batch["part"]], dim=1).float()
         loss = (model(features).squeeze(1) - batch["part"].float()).square().mean()
         optimizer.zero_grad()
-        loss.backward()  # waits for all ranks: one with a step less would leave the others here
+        loss.backward()  # waits for all ranks: a rank with fewer steps would leave the others waiting here
         optimizer.step()
         ids += batch["id"].tolist()
         sizes.append(len(batch["id"]))
     distributed.barrier()
-    say(
+    report(
         rank=dataset.ranks.rank,
         num_ranks=dataset.ranks.world_size,
         found_in=dataset.ranks.found_in,
@@ -243,7 +243,7 @@ def codes(path: str, meeting: str, rank: str, num_ranks: str) -> None:
 
     ThreadDecoder.decode = counted  # type: ignore[method-assign]
     _, dataset = StructuredDataset.create_dataloader(path, strings="codes", num_workers=1, cache=False)
-    told = {"decoded": len(decoded), "values": dataset.vocabulary("s").values.to_pylist()}
+    result = {"decoded": len(decoded), "values": dataset.vocabulary("s").values.to_pylist()}
     own = ["a", "b"] if rank == "0" else ["b", "a"]
     refusal = ""
     try:
@@ -251,7 +251,7 @@ def codes(path: str, meeting: str, rank: str, num_ranks: str) -> None:
     except DataError as error:
         refusal = str(error)
     distributed.barrier()
-    say(**told, refusal=refusal)
+    report(**result, refusal=refusal)
     distributed.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""What the documentation shows, for tests that run it: the fenced blocks of a Markdown file."""
+"""The fenced blocks of a Markdown file, for tests that run the documentation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _FENCE = re.compile(r"^```(.*)$")
 @dataclass(frozen=True)
 class Block:
     line: int
-    """Of its first line of text, counted from 1."""
+    """The number of its first line of text, counted from 1."""
     info: str
-    """What stands behind the fence: `python`, `yaml coordinator.yaml`."""
+    """The info string after the fence: `python`, `yaml coordinator.yaml`."""
     text: str
 
 
 def prose(path: Path) -> str:
-    """The page without its blocks."""
+    """Return the page without its blocks."""
     lines = path.read_text(encoding="utf-8").splitlines()
     for block in blocks(path):
         num_lines = block.text.count("\n")

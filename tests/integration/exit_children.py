@@ -1,7 +1,7 @@
-"""Forms that docs show, each left open, and the ways in which a script can end; `test_exits.py` runs them.
+"""Documented objects that a script leaves open, and the ways in which a script can end; `test_exits.py` runs them.
 
-This program has imported what they need, and forks a process for every case. The child goes back to the last line of
-this file and ends there as any script does: through all of the interpreter's exit.
+This program has imported everything they need, and forks a process for every case. The child returns to the last line
+of this file and exits like any script, through the whole shutdown of the interpreter.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from strata.identity import Identity
 from strata.launch.environment import NOTE, WorkerSpec, worker_environment
 
 DEADLINE_S = 25
-"""For processes that end by themselves; one that hangs is ended, and its stacks are shown."""
+"""Deadline for processes that exit by themselves; one that hangs prints its stacks and is killed."""
 STATE = {"weights": np.ones(8)}
 
 
 # -- forms -------------------------------------------------------------------------------------------------------------
-# Each returns what the script holds on to, and something to do with it.
+# Each returns the object that the script keeps open, and a call that uses it.
 
 
 def bare_context() -> tuple[Any, Callable[[], object]]:
@@ -69,7 +69,7 @@ def torchrun_context() -> tuple[Any, Callable[[], object]]:
 
 
 def worker() -> tuple[Any, Callable[[], object]]:
-    """As `strata run` starts one."""
+    """A worker as `strata run` starts it."""
     server = EmbeddedCoordinator().start()
     place = WorkerSpec(
         identity=Identity(
@@ -84,7 +84,7 @@ def worker() -> tuple[Any, Callable[[], object]]:
 
 
 def orphan() -> tuple[Any, Callable[[], object]]:
-    """Its coordinator has gone."""
+    """A worker whose coordinator is gone."""
     (ctx, server), use = worker()
     server.stop()
     return ctx, use
@@ -157,7 +157,7 @@ def is_terminated(use: Callable[[], object]) -> None:
 
 
 def leaves_daemons(use: Callable[[], object]) -> None:
-    """Threads that use it while the interpreter ends."""
+    """Leave threads that use the object while the interpreter exits."""
 
     def work() -> None:
         while True:
@@ -178,7 +178,7 @@ ENDINGS: dict[str, tuple[Callable[[Callable[[], object]], None], int]] = {
     "is terminated": (is_terminated, -signal.SIGTERM),
     "leaves daemons": (leaves_daemons, 0),
 }
-"""What it does, and the exit code that it has chosen."""
+"""The action that ends the script, and its exit code."""
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def process(make: Callable[[], Any], how: str = "fork") -> int:
 
 
 def end_by_deadline(seconds: int = DEADLINE_S) -> None:
-    """Shows the stacks, and ends the process. Not by faulthandler's own timer: that one hangs in forked children."""
+    """Print the stacks and kill the process at a deadline; faulthandler's own timer hangs in forked children."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     faulthandler.register(signal.SIGALRM, chain=True)
     signal.alarm(seconds)
@@ -206,7 +206,7 @@ def end_by_deadline(seconds: int = DEADLINE_S) -> None:
 
 
 def begin(case: str, directory: str) -> None:
-    """In the child: a directory and temporary files of its own, and an end to whatever hangs."""
+    """Give the child its own directory and temporary files, and a deadline."""
     Path(directory).mkdir()
     os.chdir(directory)
     Path("tmp").mkdir()
@@ -218,7 +218,7 @@ def begin(case: str, directory: str) -> None:
 
 
 def run_all(cases: list[str]) -> str:
-    """Forks for all of them at once; returns the case in children, and in the parent never."""
+    """Fork a child for every case, all at once; return the case in each child, and never in the parent."""
     if any(case.startswith("loader") for case in cases):
         import torch  # noqa: F401 - once, and not in every child
     children = {}

@@ -1,9 +1,9 @@
-"""Everything of ours is used, then the process forks; `test_forks.py` looks at what becomes of parent and child.
+"""Scripts that use one of our objects and then fork; `test_forks.py` checks the parent and the child.
 
     python fork_children.py NAME
 
-The child first does what is written under `in_child`, and ends as any script does. What it must not do: wait for a
-thread that only its parent has, or end what is its parent's.
+The child first runs `in_child` and exits like any script. It must neither wait for a thread that only its parent has,
+nor stop anything that belongs to its parent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strata.scratch import Scratch
 STATE = {"weights": np.ones(8)}
 NUM_ROWS = 500
 Case = tuple[Callable[[], object], Callable[[], object]]
-"""What a child does, and what the parent does afterwards."""
+"""The actions of the child, and of the parent afterwards."""
 
 
 def refused(*calls: Callable[[], object]) -> None:
@@ -42,7 +42,7 @@ def refused(*calls: Callable[[], object]) -> None:
         raise AssertionError(f"call {number} is not refused in a forked child")
 
 
-# -- what is used ------------------------------------------------------------------------------------------------------
+# -- objects in use at the fork ----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def context() -> Iterator[Case]:
         def in_child() -> None:
             refused(lambda: ctx.maybe_checkpoint(STATE), lambda: ctx.checkpoint(STATE))
             ctx.close()
-            own = strata.init(checkpoints="own", every=1)  # and nobody closes it
+            own = strata.init(checkpoints="own", every=1)  # never closed
             own.maybe_checkpoint(STATE)
 
         def after() -> None:
@@ -142,7 +142,7 @@ def loader(**arguments: Any) -> Iterator[Case]:
 
     def in_child() -> None:
         refused(lambda: next(batches))
-        if arguments:  # Python's forkserver is the parent's
+        if arguments:  # Python's forkserver belongs to the parent
             refused(lambda: list(found))
         else:
             dataset.set_epoch(0)
@@ -181,7 +181,7 @@ def scratch() -> Iterator[Case]:
 
 @contextlib.contextmanager
 def dataloader_after_a_save() -> Iterator[Case]:
-    """torch's, whose workers are forked: those that do not end by themselves it terminates, 5 s later each."""
+    """torch's DataLoader forks its workers, and terminates each one that has not exited by itself after 5 s."""
     from torch.utils.data import DataLoader
 
     with strata.init(checkpoints="ck", every=1) as ctx:
@@ -197,7 +197,7 @@ def dataloader_after_a_save() -> Iterator[Case]:
         yield lambda: None, epoch
 
 
-# -- how it forks ------------------------------------------------------------------------------------------------------
+# -- ways to fork ------------------------------------------------------------------------------------------------------
 
 
 def by_multiprocessing(in_child: Callable[[], object]) -> int:
@@ -209,7 +209,7 @@ def by_multiprocessing(in_child: Callable[[], object]) -> int:
 
 
 def by_fork(in_child: Callable[[], object]) -> int:
-    """And `sys.exit`, through everything that is around it."""
+    """Fork and exit with `sys.exit`, which unwinds every enclosing context manager."""
     pid = os.fork()
     if pid == 0:
         in_child()

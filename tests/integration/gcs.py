@@ -1,6 +1,6 @@
 """Google's object storage for the tests: gcp-storage-emulator (PyPI), in memory, on a free port of loopback.
 
-It knows no users: whoever asks may do everything.
+It has no access control: every caller may do everything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GcsServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def new_url(self) -> str:
-        """An empty place in the bucket."""
+        """Return the URL of an empty prefix in the bucket."""
         return f"gs://{BUCKET}/place-{next(self._numbers)}"
 
     def options(self, **more: Any) -> dict[str, Any]:

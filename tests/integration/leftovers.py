@@ -1,4 +1,4 @@
-"""What runs must not leave behind, for tests that start some."""
+"""Checks that runs leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from strata.transport import sockets
 
 @contextlib.contextmanager
 def nothing_is_left(place: Path, *, but: str = "") -> Iterator[None]:
-    """Of runs whose directories are in `place`, when it ends: no process, no socket or other temporary file, no shared
-    memory. What an agent that was killed could not remove is removed by the next one, of whatever run.
+    """Check at the end that the runs in `place` left no process, socket, temporary file or shared memory.
 
-    `but`: a pattern of temporary files that are not ours, but the script's own, or Ray's.
+    Files that a killed agent could not remove are removed by the next agent, whatever its run. `but` is a pattern of
+    temporary files of the script or of Ray, which are ignored.
     """
     memory_before = shared_memory()
     with (
-        tempfile.TemporaryDirectory(prefix="runs-", dir="/tmp") as temporary,  # where paths of sockets are short
+        tempfile.TemporaryDirectory(prefix="runs-", dir="/tmp") as temporary,  # so that paths of sockets are short
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("TMPDIR", temporary)
-        patch.setattr(tempfile, "tempdir", None)  # where this process has found its own, which it remembers
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place / "inductor"))  # else torch keeps one among temporary files
+        patch.setattr(tempfile, "tempdir", None)  # clears the cached directory of this process
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(place / "inductor"))  # else torch puts it among temporary files
         yield
-        until(lambda: not processes_with(f"STRATA_RUNS_DIR={place}"), "nobody is left")
+        until(lambda: not processes_with(f"STRATA_RUNS_DIR={place}"), "no process is left")
         Scratch(sockets.PREFIX, Path(temporary)).remove()
         left = [path for path in Path(temporary).iterdir() if not path.match(but or "-")]
         assert not left, left
@@ -46,10 +46,10 @@ def shared_memory() -> set[Path]:
 
 
 def is_in_use(path: Path) -> bool:
-    """By any process. Other tests run at the same time."""
+    """Return whether any process uses the file; other tests run at the same time."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # it has exited
                 if str(path) in (entry / "maps").read_text():
                     return True
                 if any(os.path.realpath(each) == str(path) for each in (entry / "fd").iterdir()):
@@ -58,7 +58,7 @@ def is_in_use(path: Path) -> bool:
 
 
 def processes_with(text: str) -> list[int]:
-    """Those whose environment holds this text: all that a run has started, whatever they have become."""
+    """Return the processes whose environment contains this text: everything that a run has started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

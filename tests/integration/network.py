@@ -1,7 +1,8 @@
-"""A network of a test's own, with nodes that can be cut off, one way or both, and packets that are lost or late.
+"""A private network for a test, whose nodes can be cut off in one or both directions and whose packets can be delayed
+or lost.
 
-Needs root, `ip` and /dev/net/tun. `network_children.py` is how it is made; it ends with the test's nursery, however
-that ends, and nothing of it can be seen from outside.
+It needs root, `ip` and /dev/net/tun. `network_children.py` implements it. It ends with the test's nursery, however that
+ends, and is invisible from outside.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TUN = Path("/dev/net/tun")
 
 
 class Node:
-    """One machine: what is forked here sees the network from here."""
+    """One machine: processes forked here run in its namespace."""
 
     def __init__(self, nursery: Nursery, host: str, namespace: str) -> None:
         self.host = host
@@ -28,7 +29,7 @@ class Node:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Of a command that is to run here."""
+        """The prefix of a command that runs at this node."""
         return ("nsenter", f"--net={self._namespace}")
 
     def fork(self, run: str, **arguments: Any) -> Child:
@@ -38,38 +39,38 @@ class Node:
 
 
 class Network:
-    """Nodes by their names."""
+    """A network of named nodes."""
 
     def __init__(self, nursery: Nursery, *names: str) -> None:
         addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, start=1)}
         self._child = nursery.fork("network_children:network", addresses=addresses)
-        heard = self._child.hear()
-        if "refused" in heard:
-            (pytest.fail if IN_CI else pytest.skip)(f"a network of one's own needs root: {heard['refused']}")
-        namespaces = heard["namespaces"]
+        answer = self._child.receive()
+        if "refused" in answer:
+            (pytest.fail if IN_CI else pytest.skip)(f"a private network needs root: {answer['refused']}")
+        namespaces = answer["namespaces"]
         self.nodes = {name: Node(nursery, host, namespaces[name]) for name, host in addresses.items()}
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing comes through, and nobody is told."""
+        """Drop all packets between two nodes, silently."""
         self._set([(one, other), (other, one)], loss=1.0)
 
     def silence(self, source: str, target: str) -> None:
-        """Nothing comes through from the one to the other; the way back is as it was."""
+        """Drop all packets from `source` to `target`, but not those in the other direction."""
         self._set([(source, target)], loss=1.0)
 
     def disturb(self, one: str, other: str, *, delay_s: float, jitter_s: float, loss: float) -> None:
-        """Both ways."""
+        """Delay and lose packets in both directions."""
         self._set([(one, other), (other, one)], delay_s=delay_s, jitter_s=jitter_s, loss=loss)
 
     def mend(self, one: str, other: str) -> None:
         self._set([(one, other), (other, one)], loss=0.0, delay_s=0.0, jitter_s=0.0)
 
     def num_lost(self, source: str, target: str) -> int:
-        """Packets."""
+        """Return the number of lost packets."""
         return int(self._set([(source, target)])[0]["num_lost"])
 
     def num_connects(self, source: str, target: str) -> int:
-        """How often a connection was asked for, whether or not that came through."""
+        """Return how many connections were attempted, whether or not the packets arrived."""
         return int(self._set([(source, target)])[0]["num_connects"])
 
     def _set(self, ways: list[tuple[str, str]], **settings: float) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""What the nursery's children do in a network of their own: be the network, or be somebody in it.
+"""Functions that the nursery's children run in a private network: the network itself, and the processes in it.
 
-The network is one process. It makes a namespace for every node, with one interface (`tun`) in it, and hands packets
-from one to the other; so it can lose and delay them, one way or both, and the kernel's own TCP has to cope. Nothing is
-left of it when that process and those inside have ended. Traffic control could do the same, but its `netem` is not in
-every kernel.
+The network is one process. It creates a namespace with one `tun` interface for every node and forwards packets between
+them, so it can drop and delay packets in one or both directions, under the kernel's own TCP. The network disappears
+when that process and those inside it have exited. Traffic control could do the same, but not every kernel has its
+`netem` module.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_PACKET_BYTES = 65_536
 _TCP, _SYN, _ACK = 6, 0x02, 0x10
 
 NUM_AT_ONCE = 4
-"""Acks that a worker has under way."""
+"""Concurrent acks of a worker."""
 
 
 # -- the network -------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ NUM_AT_ONCE = 4
 
 @dataclass
 class Way:
-    """From one node to another."""
+    """The path from one node to another."""
 
     loss: float = 0.0
     delay_s: float = 0.0
@@ -64,7 +64,7 @@ class Way:
     num_passed: int = 0
     num_lost: int = 0
     num_connects: int = 0
-    """Connections that were asked for, whether or not the packet came through; one asked for again counts again."""
+    """SYN packets, delivered or lost; a retransmission counts again."""
 
 
 class Wire:
@@ -74,7 +74,7 @@ class Wire:
         self._names = {bytes(map(int, address.split("."))): name for name, address in addresses.items()}
         self._ports: dict[str, int] = {}
         self._under_way: list[tuple[float, int, str, bytes]] = []
-        """When, a number, to whom, what."""
+        """Due time, sequence number, target, packet."""
         self._numbers = itertools.count()
         self._rng = random.Random(5)
         for name, address in addresses.items():
@@ -85,13 +85,16 @@ class Wire:
         namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         port = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(port, _TUNSETIFF, struct.pack("16sH22x", b"strata0", _IFF_TUN | _IFF_NO_PI))
-        for words in ("link set lo up", f"address add {address}/24 dev strata0", "link set strata0 up"):
-            subprocess.run(["ip", *words.split()], check=True)
+        for arguments in ("link set lo up", f"address add {address}/24 dev strata0", "link set strata0 up"):
+            subprocess.run(["ip", *arguments.split()], check=True)
         self.namespaces[name] = f"/proc/{os.getpid()}/fd/{namespace}"
         self._ports[name] = port
 
     def serve(self, lifeline: Lifeline) -> None:
-        """Until the test hangs up. Orders: `{"ways": [[FROM, TO], …], "set": {…}}`; the answer is how each way is."""
+        """Forward packets until the test closes the connection.
+
+        Orders are `{"ways": [[FROM, TO], …], "set": {…}}`; the answer is the state of each of these ways.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(lifeline, selectors.EVENT_READ, None)
             for name, port in self._ports.items():
@@ -100,10 +103,10 @@ class Wire:
                 for key, _ in selector.select(self._pause_s()):
                     if key.data is not None:
                         self._take(key.data)
-                    elif (order := lifeline.hear()) is None:
+                    elif (order := lifeline.receive()) is None:
                         return
                     else:
-                        lifeline.say(ways=[vars(self._ordered(way, order["set"])) for way in order["ways"]])
+                        lifeline.send(ways=[vars(self._ordered(way, order["set"])) for way in order["ways"]])
                 self._deliver()
 
     def _ordered(self, names: list[str], settings: dict[str, float]) -> Way:
@@ -129,14 +132,14 @@ class Wire:
             return
         way.num_passed += 1
         delay_s = way.delay_s + self._rng.uniform(-1, 1) * way.jitter_s
-        # None overtakes another: jitter is not reordering.
+        # Packets stay in order: jitter is not reordering.
         way.last_due_s = max(way.last_due_s, time.monotonic() + delay_s)
         heapq.heappush(self._under_way, (way.last_due_s, next(self._numbers), target, packet))
 
     def _deliver(self) -> None:
         while self._under_way and self._under_way[0][0] <= time.monotonic():
             _, _, target, packet = heapq.heappop(self._under_way)
-            with contextlib.suppress(BlockingIOError):  # its queue is full, as a switch's may be
+            with contextlib.suppress(BlockingIOError):  # its queue is full, so the packet is dropped, as by a switch
                 os.write(self._ports[target], packet)
 
 
@@ -146,18 +149,18 @@ def _is_connect(packet: bytes) -> bool:
 
 
 def network(lifeline: Lifeline, *, addresses: dict[str, str]) -> None:
-    """Says the namespace of each node, as a file that others can enter; or that it may not make any."""
+    """Run the network; report the namespace of each node, as a file for `setns`, or that permission is missing."""
     try:
         wire = Wire(addresses)
     except PermissionError as error:
-        lifeline.say(refused=str(error))
+        lifeline.send(refused=str(error))
         return
-    lifeline.say(namespaces=wire.namespaces)
+    lifeline.send(namespaces=wire.namespaces)
     wire.serve(lifeline)
 
 
 def inside(lifeline: Lifeline, *, namespace: str, function: str, arguments: dict[str, Any]) -> None:
-    """Another of the nursery's functions, at a node of the network."""
+    """Run another function of the nursery at a node of the network."""
     file = os.open(namespace, os.O_RDONLY)
     _system_call("setns", file, _CLONE_NEWNET)
     os.close(file)
@@ -166,23 +169,23 @@ def inside(lifeline: Lifeline, *, namespace: str, function: str, arguments: dict
 
 
 def _system_call(name: str, *arguments: int) -> None:
-    """Of the C library; not in Python's `os` before 3.12."""
+    """Call a function of the C library that Python's `os` lacks before 3.12."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-# -- a worker that always has something to say -------------------------------------------------------------------------
+# -- a worker that is always busy --------------------------------------------------------------------------------------
 
 
 class Acking:
-    """Acks one shard after the other for as long as this worker is in, some at once; knows what was answered."""
+    """Acks shards, several at a time, while this worker is a member, and records which acks were answered."""
 
     def __init__(self, worker: Worker, dataset_id: str) -> None:
         self.acked: list[int] = []
         self.kinds: set[str] = set()
-        """Of errors."""
+        """The kinds of errors."""
         self._worker = worker
         self._dataset_id = dataset_id
         self._stopping = threading.Event()
@@ -190,7 +193,7 @@ class Acking:
         self._thread.start()
 
     def stop(self) -> None:
-        """Waits for the answers that are due."""
+        """Stop after the pending acks have been answered."""
         self._stopping.set()
         self._thread.join()
 
@@ -209,22 +212,22 @@ class Acking:
 
 
 def worker(lifeline: Lifeline, *, address: str, worker_id: str, dataset_id: str, config: dict[str, float]) -> None:
-    """A worker that acks and acks, and tells how it is; what needs the network is asked for by its name."""
+    """Run a worker that acks shards all the time, and execute the test's orders."""
     with CoordinatorClient(address, config=ClientConfig(**config)) as client:
         member = client.register_worker(worker_id)
-        lifeline.say(incarnation=member.incarnation, generation=member.generation)
+        lifeline.send(incarnation=member.incarnation, generation=member.generation)
         acking: Acking | None = None
-        while (order := lifeline.hear()) is not None:
+        while (order := lifeline.receive()) is not None:
             match order["do"]:
                 case "start":
                     acking = Acking(member, dataset_id)
-                    lifeline.say()
+                    lifeline.send()
                 case "stop":
                     assert acking is not None
                     acking.stop()
-                    lifeline.say(acked=acking.acked, kinds=sorted(acking.kinds))
+                    lifeline.send(acked=acking.acked, kinds=sorted(acking.kinds))
                 case "look":
-                    lifeline.say(
+                    lifeline.send(
                         num_acked=len(acking.acked) if acking else 0,
                         lost=type(member.lost).__name__ if member.lost else "",
                         why=member.lost.message if member.lost else "",
@@ -233,16 +236,16 @@ def worker(lifeline: Lifeline, *, address: str, worker_id: str, dataset_id: str,
                     )
                 case "members":
                     members = client.list_workers()
-                    lifeline.say(
+                    lifeline.send(
                         generation=members.generation,
                         reason=members.reason,
                         silent_s={w.worker_id: w.silent_s for w in members.workers},
                     )
                 case "register":
                     client.register_dataset(dataset_id, total_samples=order["num_shards"], shard_size=1)
-                    lifeline.say()
+                    lifeline.send()
                 case "barrier":
-                    lifeline.say(kind=_kind_of_barrier(member, order["name"], order["timeout_s"]))
+                    lifeline.send(kind=_kind_of_barrier(member, order["name"], order["timeout_s"]))
 
 
 def _kind_of_barrier(member: Worker, name: str, timeout_s: float) -> str:

@@ -1,8 +1,8 @@
-"""Real processes in milliseconds: this one has imported what they need, and forks for every order.
+"""Starts real processes in milliseconds: this one has imported everything they need, and forks a child for every order.
 
-Whoever starts it may say what that is; otherwise it is the coordinator and its clients. Orders are lines of JSON on
-stdin, answers are lines on stdout. A forked child first connects its *lifeline*, a Unix socket on which it and the test
-talk in lines of JSON; the test knows that the child is gone when the lifeline ends.
+Its arguments name the modules to import; the default is the coordinator and its clients. Orders are lines of JSON on
+stdin, answers are lines on stdout. A forked child first connects its *lifeline*, a Unix socket over which it exchanges
+lines of JSON with the test; when the lifeline closes, the test knows that the child has exited.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Lifeline:
-    """The child's end."""
+    """The child's end of the socket."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
         self._lines = self._socket.makefile("r")
 
-    def say(self, **words: Any) -> None:
-        self._socket.sendall(json.dumps(words).encode() + b"\n")
+    def send(self, **fields: Any) -> None:
+        self._socket.sendall(json.dumps(fields).encode() + b"\n")
 
-    def hear(self) -> dict[str, Any] | None:
-        """The next order; None when the test has hung up."""
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next order, or None once the test has closed the connection."""
         line = self._lines.readline()
         return json.loads(line) if line else None
 
     def fileno(self) -> int:
-        """For those who wait for other things too."""
+        """Return the descriptor, for a child that also waits for something else."""
         return self._socket.fileno()
 
 
 def main(paths: list[str], preloaded: list[str]) -> None:
     sys.path[:0] = paths
-    gc.disable()  # all of it stays, and to look for garbage again and again takes a fifth of the time
+    gc.disable()  # imported modules stay, and collecting while importing them takes a fifth of the time
     for name in preloaded or PRELOADED:
         importlib.import_module(name)
     gc.freeze()
@@ -62,13 +62,13 @@ def main(paths: list[str], preloaded: list[str]) -> None:
         if pid == 0:
             _become(order)
         print(json.dumps({"pid": pid}), flush=True)
-    os._exit(0)  # nothing is left to be done, and taking down what was imported takes time
+    os._exit(0)  # tearing down the imported modules would take time
 
 
 def _become(order: dict[str, Any]) -> NoReturn:
     code = 1
     try:
-        # Nothing outlives the tests, however these end.
+        # No child outlives the tests, however they end.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)

@@ -1,6 +1,6 @@
-"""A real PostgreSQL for the tests, from Debian's binaries: on a free port of loopback, in a directory of its own.
+"""A real PostgreSQL server for the tests, from Debian's binaries, on a free loopback port and in a temporary directory.
 
-PostgreSQL refuses to run as root; then it runs as the user that Debian made for it.
+PostgreSQL refuses to run as root, so root runs it as the user that Debian's package creates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTINGS = {
     "shared_buffers": "16MB",
     "max_connections": "100",
     "autovacuum": "off",
-    "dynamic_shared_memory_type": "mmap",  # in its own directory: a server that is killed leaves nothing in /dev/shm
+    "dynamic_shared_memory_type": "mmap",  # in its own directory, so that a killed server leaves nothing in /dev/shm
     "log_min_messages": "warning",
 }
 
@@ -48,10 +48,10 @@ class PostgresServer:
         settings = {**SETTINGS, "port": str(self.port)}
         with (self._data / "postgresql.conf").open("a") as file:
             file.writelines(f"{key} = '{value}'\n" for key, value in settings.items())
-        # It ends with us, however we end: the keeper hears that from its standard input.
+        # The server ends with the tests, however they end: the keeper sees its standard input close.
         script = f"cat; '{self.binaries}/pg_ctl' -D data -m immediate stop; rm -rf '{self._directory}'"
         self._keeper = subprocess.Popen(
-            [*_as_nobody_special(), "/bin/sh", "-c", script],
+            [*_unprivileged(), "/bin/sh", "-c", script],
             cwd=self._directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ class PostgresServer:
         self._run("initdb", "-D", str(self._data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
 
     def restart(self, mode: str = "fast") -> None:
-        """`immediate` is a crash: it recovers from its log when it comes up."""
+        """Restart the server; `immediate` is a crash, after which it recovers from its log."""
         self._control("restart", "-m", mode)
 
     def stop(self, mode: str = "fast") -> None:
@@ -74,7 +74,7 @@ class PostgresServer:
         self._control("start")
 
     def kill(self) -> None:
-        """kill -9 of the server; its other processes end by themselves."""
+        """Kill the server with SIGKILL; its other processes exit by themselves."""
         pid, *_ = (self._data / "postmaster.pid").read_text().split()
         os.kill(int(pid), signal.SIGKILL)
 
@@ -85,7 +85,7 @@ class PostgresServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def new_state(self) -> str:
-        """The URL of an empty database."""
+        """Create an empty database; return its URL."""
         name = f"state_{next(self._numbers)}"
         self.sql(f"CREATE DATABASE {name}")
         return f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/{name}"
@@ -98,7 +98,7 @@ class PostgresServer:
             return cursor.fetchall() if cursor.description else []
 
     def cut(self, state: str) -> int:
-        """Ends every connection to this state's database; says how many."""
+        """Terminate every connection to this state's database; return how many there were."""
         database = state.rpartition("/")[2]
         return len(self.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"))
 
@@ -106,26 +106,26 @@ class PostgresServer:
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self._directory / "log"), "-w", "-t", "20", *order)
 
     def _run(self, program: str, *arguments: str) -> None:
-        # Into a file: the server inherits it, and would hold a pipe open for ever.
-        with (self._directory / "told").open("ab") as told:
+        # Into a file: the server inherits the descriptor, and would keep a pipe open forever.
+        with (self._directory / "output").open("ab") as output:
             done = subprocess.run(
-                [*_as_nobody_special(), str(self.binaries / program), *arguments],
+                [*_unprivileged(), str(self.binaries / program), *arguments],
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
-                stdout=told,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 timeout=DEADLINE_S,
                 check=False,
             )
-        assert done.returncode == 0, f"{program} {arguments} ended with {done.returncode}: {self._told()}"
+        assert done.returncode == 0, f"{program} {arguments} ended with {done.returncode}: {self._logs()}"
 
-    def _told(self) -> str:
-        files = (self._directory / "told", self._directory / "log")
+    def _logs(self) -> str:
+        files = (self._directory / "output", self._directory / "log")
         return "\n".join(file.read_text() for file in files if file.exists())
 
 
 class PostgresReplica(PostgresServer):
-    """A copy of another server, that has every transaction before it is acknowledged there."""
+    """A synchronous replica: it has every transaction before the primary acknowledges it."""
 
     def __init__(self, primary: PostgresServer) -> None:
         super().__init__(primary.binaries)
@@ -133,7 +133,7 @@ class PostgresReplica(PostgresServer):
 
     def start(self) -> None:
         super().start()
-        # Not in the file that was copied: when this one is the primary, it must not wait for a replica.
+        # Not in the copied configuration file: as the primary, this server must not wait for a replica.
         self._primary.sql(f"ALTER SYSTEM SET synchronous_standby_names = '{REPLICA}'")
         self._primary.sql("SELECT pg_reload_conf()")
         look = f"SELECT sync_state FROM pg_stat_replication WHERE application_name = '{REPLICA}'"
@@ -147,11 +147,11 @@ class PostgresReplica(PostgresServer):
         self._run("pg_basebackup", "-D", str(self._data), "-d", where, "-R", "-c", "fast", "--no-sync")
 
 
-def _as_nobody_special() -> list[str]:
-    """Before a command, so that it does not run as root.
+def _unprivileged() -> list[str]:
+    """Return the prefix of a command that must not run as root.
 
-    Not Python's `user=`: that makes it fork() instead of vfork(), and gRPC's fork handlers, with its threads at work,
-    now and then crash the child before it has become anything.
+    Python's `user=` would use fork() instead of vfork(), and while gRPC's threads are active, its fork handlers
+    occasionally crash the child before it executes the command.
     """
     if os.getuid() != 0:
         return []
@@ -175,7 +175,7 @@ def postgres(requires_service: Callable[..., Path]) -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def replicated_postgres(requires_service: Callable[..., Path]) -> Iterator[tuple[PostgresServer, PostgresReplica]]:
-    """A primary, and the replica that can take its place."""
+    """Start a primary and the replica that can take its place."""
     primary = PostgresServer(_binaries(requires_service))
     replica = PostgresReplica(primary)
     try:

@@ -1,4 +1,4 @@
-"""A relay as a child of the nursery."""
+"""A relay that the nursery forks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def relay(lifeline: Lifeline, *, settings: dict[str, Any]) -> None:
-    """Serves until SIGTERM; says its addresses."""
+    """Report the addresses and serve until SIGTERM."""
     config = configs.load(RelayConfig, settings, source="the test")
     run(
         config,
         security=ClientSecurity(),
-        announce=lambda addresses: lifeline.say(**dataclasses.asdict(addresses)),
+        announce=lambda addresses: lifeline.send(**dataclasses.asdict(addresses)),
     )

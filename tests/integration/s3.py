@@ -1,6 +1,6 @@
 """A real S3 server for the tests: SeaweedFS (`weed`, from PyPI), on free ports of loopback.
 
-It holds one bucket, which the first upload makes. `admin` may do everything, `reader` may only read.
+It has one bucket, which the first upload creates. `admin` may do everything, `reader` may only read.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class S3Server(WeedServer):
         self._numbers = itertools.count(1)
 
     def new_url(self) -> str:
-        """An empty place in the bucket."""
+        """Return the URL of an empty prefix in the bucket."""
         return f"s3://{BUCKET}/place-{next(self._numbers)}"
 
     def unfinished_uploads(self) -> list[str]:
-        """Multipart uploads that were neither completed nor aborted: what S3 charges for and no listing shows."""
-        status, said = self._ask("filer", f"/buckets/{BUCKET}/.uploads/")
-        found = json.loads(said or b"{}") if status == 200 else {}
+        """Return uploads that were neither completed nor aborted: S3 charges for them but does not list them."""
+        status, body = self._ask("filer", f"/buckets/{BUCKET}/.uploads/")
+        found = json.loads(body or b"{}") if status == 200 else {}
         return [entry["FullPath"] for entry in found.get("Entries") or []]
 
 

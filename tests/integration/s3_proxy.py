@@ -1,6 +1,6 @@
-"""Between a client and an S3 server: an HTTP proxy that throttles, fails, hangs, and cuts connections when told to.
+"""An HTTP proxy between a client and an S3 server, with planned faults: it throttles, fails, hangs or cuts connections.
 
-Requests go through as they came, so their signatures stay valid; one request a connection.
+It forwards requests unchanged, so their signatures stay valid, and serves one request per connection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """What it is for, of S3's operations."""
+        """The S3 operation of the request."""
         query = self.target.partition("?")[2]
         names = {
             ("POST", "uploads" in query): "create upload",
@@ -50,16 +50,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a request instead of its being served."""
+    """What the proxy does instead of serving a request."""
 
     status: int | None = None
-    """Answered with this."""
+    """Answer with this status."""
     arrives: bool = False
-    """… but the server has done it all the same."""
+    """Forward the request to the server nevertheless."""
     sent_bytes: int | None = None
-    """The connection is cut after so many bytes of what the client sends."""
+    """Cut the connection after this many bytes from the client."""
     received_bytes: int | None = None
-    """… or of what it receives."""
+    """Cut the connection after this many bytes to the client."""
     hangs: bool = False
 
 
@@ -75,12 +75,12 @@ class FaultyProxy:
         self._planned: list[tuple[Callable[[Request], bool], Iterator[Fault]]] = []
         self._over = threading.Event()
         self.seen: list[str] = []
-        """The kinds of all requests, in the order in which they came."""
+        """The kinds of all requests, in order of arrival."""
         proxy = self
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # the client has hung up
+                with contextlib.suppress(OSError):  # the client has closed the connection
                     proxy._serve(self.request)
 
         self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
@@ -97,7 +97,7 @@ class FaultyProxy:
         self._server.server_close()
 
     def plan(self, fault: Fault, *kinds: str, num: int | None = 1) -> None:
-        """The next `num` requests of these kinds (of all, if none is named) meet with the fault; None: every one."""
+        """Plan a fault for the next `num` requests (None: all) of these kinds, or of any kind if none is named."""
         faults = itertools.repeat(fault) if num is None else itertools.repeat(fault, num)
         with self._lock:
             self._planned.append((lambda request: not kinds or request.kind in kinds, faults))
@@ -179,6 +179,6 @@ def _refusal(status: int) -> bytes:
 
 
 def _cut(client: socket.socket) -> None:
-    """With a reset, as a network does."""
+    """Reset the connection, as a network does."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()

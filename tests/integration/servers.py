@@ -32,7 +32,7 @@ from strata.coordinator.embedded import EmbeddedCoordinator
 HERE = Path(__file__).resolve().parent
 STRATA = Path(sys.executable).with_name("strata")
 DEADLINE_S = 30.0
-"""For anything that takes milliseconds unless it is broken."""
+"""Deadline for anything that takes milliseconds unless it is broken."""
 
 CALM = {"lease_s": 20.0, "heartbeat_s": 0.2, "suspicion_s": 5.0, "tick_s": 0.02}
 """No worker dies on a busy machine."""
@@ -72,23 +72,23 @@ class Child:
         self._nursery = nursery
         self._lifeline = lifeline
         self._log = log
-        self._heard = b""
+        self._received = b""
 
-    def say(self, **order: Any) -> None:
+    def send(self, **order: Any) -> None:
         self._lifeline.sendall(json.dumps(order).encode() + b"\n")
 
-    def hear(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+    def receive(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Return the next line of its output."""
         line = self._line(deadline_s)
         assert line, f"process {self.pid} is gone:\n{self._log.read_text()}"
         return json.loads(line)
 
     def ask(self, **order: Any) -> dict[str, Any]:
-        self.say(**order)
-        return self.hear()
+        self.send(**order)
+        return self.receive()
 
     def signal(self, number: signal.Signals) -> None:
-        assert self.exit_code is None, "it has been reaped; its number may be another's"
+        assert self.exit_code is None, "it has been reaped; its process id may have been reused"
         os.kill(self.pid, number)
 
     def freeze(self) -> None:
@@ -117,9 +117,9 @@ class Child:
         return self.wait_gone()
 
     def _line(self, deadline_s: float) -> bytes:
-        """Empty when it is gone."""
+        """Return the next line, or nothing once the process is gone."""
         end_s = time.monotonic() + deadline_s
-        while b"\n" not in self._heard:
+        while b"\n" not in self._received:
             self._lifeline.settimeout(max(end_s - time.monotonic(), 0.001))
             try:
                 piece = self._lifeline.recv(65536)
@@ -131,8 +131,8 @@ class Child:
                 piece = b""
             if not piece:
                 return b""
-            self._heard += piece
-        line, _, self._heard = self._heard.partition(b"\n")
+            self._received += piece
+        line, _, self._received = self._received.partition(b"\n")
         return line
 
 
@@ -217,11 +217,11 @@ class TorchRanks:
             children = [
                 self._nursery.fork(run, rank=rank, num_ranks=num_ranks, **arguments) for rank in range(num_ranks)
             ]
-            said = [child.hear(deadline_s) for child in children]
+            answers = [child.receive(deadline_s) for child in children]
             assert [child.wait_gone(deadline_s) for child in children] == [0] * num_ranks
         finally:
             self._nursery.bury()
-        return [words["said"] for words in said]
+        return [answer["said"] for answer in answers]
 
 
 class Forks(Protocol):
@@ -248,7 +248,7 @@ class CoordinatorProcess:
 
     def start(self, **arguments: Any) -> Child:
         self._child = self._nursery.fork(self._run, settings=self.settings, **arguments)
-        assert self.child.hear()["grpc"] == self.address
+        assert self.child.receive()["grpc"] == self.address
         return self.child
 
     def kill(self) -> None:

@@ -90,7 +90,7 @@ def test_a_postgresql_dump_is_a_backup_as_documented(postgres: PostgresServer, t
 
 
 def plain(state: str) -> str:
-    """As PostgreSQL's own tools write it."""
+    """Return the URL in the form that PostgreSQL's own tools accept."""
     return state.replace("postgresql+psycopg://", "postgresql://")
 
 
@@ -108,7 +108,7 @@ def test_a_backup_overwrites_nothing(coordinator: CoordinatorProcess, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
+    ("state", "message"),
     [
         ("memory", "nothing to back up"),
         ("postgresql+psycopg://strata:secret@db/strata", "pg_dump"),
@@ -116,8 +116,8 @@ def test_a_backup_overwrites_nothing(coordinator: CoordinatorProcess, tmp_path: 
         ("sqlite:///nowhere.db", "no state at"),
     ],
 )
-def test_a_state_without_a_backup_is_refused_with_the_cure(state: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=words) as refused:
+def test_a_state_without_a_backup_is_refused_with_the_cure(state: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         back_up(state, tmp_path / "backup.db")
     assert "secret" not in refused.value.message
     assert list(tmp_path.iterdir()) == []

@@ -132,14 +132,14 @@ def test_settings_on_the_command_line_reach_the_contenders(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "message"),
     [
         (["checkpoint", "--set", "gigs=1"], "no setting 'gigs'"),
         (["checkpoint", "--set", "gib=much"], "use a number, at least"),
         (["--all", "--set", "gib=1"], "to one benchmark"),
     ],
 )
-def test_an_invalid_setting_is_refused_with_the_valid_values(flags: list[str], words: str, tmp_path: Path) -> None:
+def test_an_invalid_setting_is_refused_with_the_valid_values(flags: list[str], message: str, tmp_path: Path) -> None:
     ended = run("strata.cli", "bench", *flags, cwd=tmp_path, NO_COLOR="1", COLUMNS="400")
     assert ended.returncode == 2
-    assert words in ended.stderr
+    assert message in ended.stderr

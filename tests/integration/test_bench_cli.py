@@ -88,8 +88,8 @@ def quick(module: str, cwd: Path, **environment: str) -> dict[str, dict[str, flo
     )
     assert ended.returncode == 0, ended.stderr
     assert not list(cwd.iterdir())
-    said: dict[str, dict[str, float]] = json.loads(ended.stdout.splitlines()[-1])
-    return said
+    report: dict[str, dict[str, float]] = json.loads(ended.stdout.splitlines()[-1])
+    return report
 
 
 @pytest.mark.slow
@@ -141,11 +141,11 @@ def test_a_short_idle_run_reports_no_memory_growth(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("peer", ["etcd", "redis"])
 def test_a_durable_peer_measures_and_ends_or_is_absent(peer: str, tmp_path: Path) -> None:
-    said = quick(f"coordinator_{peer}", tmp_path)
-    if "not_installed" in said:
+    report = quick(f"coordinator_{peer}", tmp_path)
+    if "not_installed" in report:
         pytest.skip(f"{peer} is missing; run scripts/bench_packages.sh")
-    assert all(value > 0 for value in said["figures"].values())
-    assert said["versions"][peer]
+    assert all(value > 0 for value in report["figures"].values())
+    assert report["versions"][peer]
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())]
 
 

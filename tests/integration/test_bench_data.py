@@ -93,8 +93,8 @@ def test_peers_count_in_their_best_configuration_and_the_best_peer_is_chosen() -
     measured = {"rows_per_s": 600.0, "tdu_rows_per_s": 100.0, "hf_rows_per_s": 50.0, "litdata_rows_per_s": 10.0}
     torch_rows = {"torch_inline_rows_per_s": 300.0, "torch_2_workers_rows_per_s": 200.0, "torch_rows_per_s": 300.0}
     (found,) = quotients(bench.get("data").figures, [Sample("all", 0, measured | torch_rows)])
-    told = {key: value for key, value in found.figures.items() if key.startswith("vs_")}
-    assert told == {
+    compared = {key: value for key, value in found.figures.items() if key.startswith("vs_")}
+    assert compared == {
         "vs_torch_dataloader_utils": 6.0,
         "vs_hf_datasets": 12.0,
         "vs_litdata": 60.0,
@@ -166,15 +166,15 @@ def test_the_checksum_accepts_only_every_row_once(batches: list[list[int]], is_e
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
         ({"value": torch.zeros(2)}, "shape"),
         ({"value": torch.zeros(6)[::2]}, "gaps"),
         ({"other": torch.zeros(3)}, "3 columns, not 2"),
     ],
 )
-def test_a_batch_that_training_could_not_use_is_refused(changed: dict[str, torch.Tensor], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_batch_that_training_could_not_use_is_refused(changed: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Consumer(2).touch(batch_of([1, 2, 3]) | changed)
 
 

@@ -134,12 +134,12 @@ def test_a_stopped_benchmark_kills_its_contenders(modules: Path, number: signal.
         try:
             started = pids_in(modules / "tiny_hang.pids", 2)
             driver.send_signal(number)
-            said = driver.communicate(timeout=30)[1]
+            errors = driver.communicate(timeout=30)[1]
             left = [pid for pid in started if not gone(pid)]  # before this test kills them
         finally:
             driver.kill()
-    assert driver.returncode == (-number if number == signal.SIGINT else 128 + number), said
-    assert said.startswith("tiny: 5 rounds of 1 contender, about 2 min, at most")
+    assert driver.returncode == (-number if number == signal.SIGINT else 128 + number), errors
+    assert errors.startswith("tiny: 5 rounds of 1 contender, about 2 min, at most")
     assert not left
 
 

@@ -67,12 +67,12 @@ def test_every_method_has_an_async_variant_with_the_same_parameters() -> None:
 
 
 def test_the_async_handle_has_the_properties_of_the_synchronous_one() -> None:
-    told = {name for name, value in public(Save).items() if isinstance(value, property)}
+    properties = {name for name, value in public(Save).items() if isinstance(value, property)}
 
-    assert told | {"staged", "stall_s", "wait", "cancel"} <= public(AsyncSave).keys()
+    assert properties | {"staged", "stall_s", "wait", "cancel"} <= public(AsyncSave).keys()
 
 
-# -- at work -------------------------------------------------------------------------------------------------------
+# -- typical use ---------------------------------------------------------------------------------------------------
 
 
 def test_a_state_is_saved_listed_loaded_verified_and_deleted() -> None:
@@ -132,14 +132,14 @@ def test_restore_loads_into_what_has_load_state_dict() -> None:
     run(work())
 
 
-def test_the_loop_goes_on_while_a_save_is_written_and_many_may_wait_for_it() -> None:
+def test_the_loop_continues_while_a_save_is_written_and_many_tasks_may_wait_for_it() -> None:
     async def work() -> None:
         store = GatedStore()
         async with AsyncCheckpointManager(store=store) as manager:
             save = await manager.save(STATE, step=1)
             waiting = [asyncio.create_task(save.wait()) for _ in range(NUM_THREADS * 3)]
             await asyncio.sleep(0)
-            assert await manager.latest() is None, "there is a thread left, though so many wait"
+            assert await manager.latest() is None, "a thread is free, although many tasks wait"
             with pytest.raises(TimeoutError, match="is not durable after 0 s"):
                 await save.wait(timeout_s=0)
             store.gate.set()
@@ -240,7 +240,7 @@ def test_a_cancelled_close_continues_and_can_be_awaited_again() -> None:
         assert [one.step for one in manager.list()] == [1]
 
 
-def test_a_save_that_is_cancelled_leaves_nothing_and_closing_does_not_complain() -> None:
+def test_a_cancelled_save_leaves_nothing_and_closing_raises_no_error() -> None:
     store = GatedStore()
 
     async def work() -> None:
@@ -264,14 +264,14 @@ def test_a_save_that_is_cancelled_leaves_nothing_and_closing_does_not_complain()
 # -- failing -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["nobody waits", "the one who waits is cancelled", "wait() of the manager"])
+@pytest.mark.parametrize("way", ["no task waits", "the waiting task is cancelled", "wait() of the manager"])
 def test_an_unreported_failure_is_raised_by_close(way: str) -> None:
     store = GatedStore(fails=True)
 
     async def work() -> None:
         manager = AsyncCheckpointManager(store=store)
         save = await manager.save(STATE, step=1)
-        if way == "the one who waits is cancelled":
+        if way == "the waiting task is cancelled":
             waiting = asyncio.create_task(save.wait())
             await asyncio.sleep(0)
             waiting.cancel()

@@ -75,7 +75,7 @@ def test_without_corruption_all_ranks_load_the_newest_each_time(tmp_path: Path) 
 
     assert on_all(load) == [[2, 2, 2]] * SIZE
     with strata.CheckpointManager(tmp_path) as alone:
-        assert [c.step for c in alone.list()] == [1, 2], "what they said is no checkpoint"
+        assert [c.step for c in alone.list()] == [1, 2], "the votes of the ranks are not listed as checkpoints"
 
 
 def test_without_a_checkpoint_all_ranks_raise_no_checkpoint(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     def load(rank: int) -> None:
         if rank == 2:
             return
-        heard = pytest.raises(CheckpointAborted, match="rank 2 reported no result")
-        with manager_of(rank, tmp_path, "second start", timeout_s=0.5) as manager, heard:
+        aborts = pytest.raises(CheckpointAborted, match="rank 2 reported no result")
+        with manager_of(rank, tmp_path, "second start", timeout_s=0.5) as manager, aborts:
             load_own(manager, rank)
 
     on_all(load)

@@ -1,5 +1,5 @@
-"""Several ranks, one checkpoint: all of it or nothing, whoever dies. Time is a clock that the tests move, until real
-processes are killed.
+"""Several ranks commit one checkpoint, all of it or nothing, whichever rank dies. The tests advance a manual clock; the
+last ones kill real processes.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def passing() -> Time:
     return Time()
 
 
-# -- who is who ----------------------------------------------------------------------------------------------------
+# -- ranks and ids -------------------------------------------------------------------------------------------------
 
 
 def test_all_ranks_compute_the_same_id_and_another_start_a_different_one() -> None:
@@ -191,7 +191,7 @@ def test_a_single_rank_never_uses_an_id_twice_whatever_its_session() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"rank": 4, "size": 4, "session": "s"}, "rank=4 is out of range for size=4; use 0 to 3"),
         ({"rank": -1, "size": 4, "session": "s"}, "rank=-1"),
@@ -204,8 +204,8 @@ def test_a_single_rank_never_uses_an_id_twice_whatever_its_session() -> None:
     ],
     ids=str,
 )
-def test_invalid_ranks_are_rejected(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_invalid_ranks_are_rejected(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Ranks(**fields)
 
 
@@ -230,7 +230,7 @@ def test_the_environment_of_torchrun_suffices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"RANK": None}, "has WORLD_SIZE but not RANK; .*start the script with torchrun"),
         ({"WORLD_SIZE": "four"}, "WORLD_SIZE='four' in the environment is not a number"),
@@ -239,9 +239,9 @@ def test_the_environment_of_torchrun_suffices() -> None:
     ],
     ids=str,
 )
-def test_an_incomplete_environment_is_rejected_with_the_cure(change: dict[str, Any], words: str) -> None:
+def test_an_incomplete_environment_is_rejected_with_the_cure(change: dict[str, Any], message: str) -> None:
     env = {name: value for name, value in {**TORCHRUN, **change}.items() if value is not None}
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         Ranks.from_environment(env)
 
 
@@ -264,9 +264,9 @@ def test_torchs_process_group_agrees_on_a_session_that_no_seed_repeats() -> None
         subprocess.Popen([sys.executable, "-c", TORCH_CHILD, str(rank), str(port)], stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    said = [json.loads(child.communicate(timeout=50)[0]) for child in children]
-    assert [[found[:2] for found in each] for each in said] == [[[0, 2]] * 2, [[1, 2]] * 2]
-    sessions = [[found[2] for found in each] for each in said]
+    outputs = [json.loads(child.communicate(timeout=50)[0]) for child in children]
+    assert [[found[:2] for found in each] for each in outputs] == [[[0, 2]] * 2, [[1, 2]] * 2]
+    sessions = [[found[2] for found in each] for each in outputs]
     assert sessions[0] == sessions[1]
     assert len({*sessions[0]}) == 2
     assert all(len(session) == 32 for session in sessions[0])
@@ -274,12 +274,12 @@ def test_torchs_process_group_agrees_on_a_session_that_no_seed_repeats() -> None
         Ranks.from_torch()
 
 
-# -- all come ------------------------------------------------------------------------------------------------------
+# -- all ranks arrive ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_ranks_in_threads_commit_one_checkpoint(store: MemoryStore, size: int) -> None:
-    everybody = ranks_of(size)
+    group = ranks_of(size)
 
     def save(ranks: Ranks) -> m.Manifest:
         head = head_of(ranks)
@@ -290,7 +290,7 @@ def test_ranks_in_threads_commit_one_checkpoint(store: MemoryStore, size: int) -
         return commit.finish(store, ranks, part, head)
 
     with ThreadPoolExecutor(size) as pool:
-        manifests = list(pool.map(save, everybody))
+        manifests = list(pool.map(save, group))
     assert all(manifest == manifests[0] for manifest in manifests)
     assert (manifests[0].num_ranks, manifests[0].metadata) == (size, {"loss": 0.5})
     assert_is_whole(store, manifests[0], size)
@@ -314,7 +314,7 @@ def test_the_other_ranks_notice_a_late_commit(store: MemoryStore, passing: Time)
     parts = [write(store, ranks, head) for ranks in (leader, other)]
     commit.put_part(store, parts[1])
     passing.at(50.0, lambda: commit.put_part(store, parts[0]))
-    passing.at(109.0, lambda: commit.conclude(store, leader, head))  # a minute after its part, not after ours
+    passing.at(109.0, lambda: commit.conclude(store, leader, head))  # a minute after the part of rank 0
     found = commit.await_verdict(store, other, head.id, clock=passing.clock, wait=passing.wait, watch=Watch())
     assert_is_whole(store, found, 2)
     assert passing.passed_s < 111
@@ -329,7 +329,7 @@ def test_one_process_may_put_the_part_and_another_conclude(store: MemoryStore) -
     assert commit.conclude(store, other, head) == manifest
 
 
-# -- somebody does not come ----------------------------------------------------------------------------------------
+# -- a rank is missing ---------------------------------------------------------------------------------------------
 
 
 def verdict_of(store: Store, ranks: Ranks, checkpoint: str, passing: Time | None = None) -> m.Manifest:
@@ -338,21 +338,21 @@ def verdict_of(store: Store, ranks: Ranks, checkpoint: str, passing: Time | None
 
 
 def test_a_missing_rank_is_named_and_nothing_is_committed(store: MemoryStore, passing: Time) -> None:
-    everybody = ranks_of(4)
-    head = head_of(everybody[0])
-    for ranks in (everybody[1], everybody[3]):
+    group = ranks_of(4)
+    head = head_of(group[0])
+    for ranks in (group[1], group[3]):
         commit.put_part(store, write(store, ranks, head))
-    part = write(store, everybody[0], head)
+    part = write(store, group[0], head)
     with pytest.raises(CheckpointAborted, match=r"rank 2 wrote no part within 60 s") as caught:
-        commit.finish(store, everybody[0], part, head, clock=passing.clock, wait=passing.wait)
+        commit.finish(store, group[0], part, head, clock=passing.clock, wait=passing.wait)
     assert caught.value.missing == {"2": "wrote no part"}
     assert 60.0 <= passing.passed_s < 61.0
-    for ranks in everybody[1:]:
+    for ranks in group[1:]:
         with pytest.raises(CheckpointAborted, match=r"was aborted: rank 0 failed: .*rank 2 wrote no part"):
             verdict_of(store, ranks, head.id)
-    commit.put_part(store, write(store, everybody[2], head))  # late
+    commit.put_part(store, write(store, group[2], head))  # late
     with pytest.raises(CheckpointAborted, match="was aborted"):
-        commit.conclude(store, everybody[0], head)
+        commit.conclude(store, group[0], head)
     assert "manifest.json" not in names(store, head.id)
 
 
@@ -395,7 +395,7 @@ def test_the_other_ranks_abort_when_rank_0_is_dead(
         commit.finish(store, other, part, head, clock=passing.clock, wait=passing.wait)
     assert patience_s <= passing.passed_s < patience_s + 1
     assert "failed-00001.json" in names(store, head.id)
-    if has_part:  # a leader that only slept finds that it is too late
+    if has_part:  # a leader that was only paused finds that it is too late
         with pytest.raises(CheckpointAborted, match=r"rank 1 failed: CheckpointAborted: .* rank 0 did not commit"):
             commit.conclude(store, leader, head)
     assert "manifest.json" not in names(store, head.id)
@@ -424,13 +424,13 @@ def test_a_malformed_part_names_its_file(store: MemoryStore, data: bytes) -> Non
 
 
 def test_a_part_under_the_name_of_another_rank_is_rejected(store: MemoryStore) -> None:
-    everybody = ranks_of(3)
-    head = head_of(everybody[0])
-    commit.put_part(store, write(store, everybody[1], head))
+    group = ranks_of(3)
+    head = head_of(group[0])
+    commit.put_part(store, write(store, group[1], head))
     store.put(f"{head.id}/{part_name(2)}", store.get(f"{head.id}/{part_name(1)}", max_bytes=1 << 20))
-    own = write(store, everybody[0], head)
+    own = write(store, group[0], head)
     with pytest.raises(CheckpointInvalid, match=r"part-00002\.json belongs to rank 1"):
-        commit.finish(store, everybody[0], own, head)
+        commit.finish(store, group[0], own, head)
 
 
 def test_an_unreadable_reason_still_aborts(store: MemoryStore) -> None:
@@ -446,12 +446,12 @@ def test_cancelling_ends_the_wait_and_is_reported_to_the_others(store: MemorySto
     leader, other = ranks_of(2)
     watch = Watch()
     passing.at(3.0, watch.cancel)
-    for ranks, said in ((leader, "aborted.json"), (other, "failed-00001.json")):
+    for ranks, marker in ((leader, "aborted.json"), (other, "failed-00001.json")):
         head = head_of(leader, number=ranks.rank)
         part = write(store, ranks, head)
         with pytest.raises(CheckpointAborted, match="cancelled"):
             commit.finish(store, ranks, part, head, clock=passing.clock, wait=passing.wait, watch=watch)
-        assert said in names(store, head.id)
+        assert marker in names(store, head.id)
     assert passing.passed_s < 4.0
 
 
@@ -474,12 +474,12 @@ def test_files_are_deleted_only_once_rank_0_has_aborted(store: MemoryStore) -> N
 def test_two_starts_at_one_step_do_not_interfere(store: MemoryStore) -> None:
     ids = []
     for session in ("first start", "second start"):
-        everybody = ranks_of(2, session=session)
-        head = head_of(everybody[0])
-        for ranks in reversed(everybody):
+        group = ranks_of(2, session=session)
+        head = head_of(group[0])
+        for ranks in reversed(group):
             commit.claim(store, ranks, head.id)
             commit.put_part(store, write(store, ranks, head))
-        manifest = commit.conclude(store, everybody[0], head)
+        manifest = commit.conclude(store, group[0], head)
         assert_is_whole(store, manifest, 2)
         ids.append(manifest.id)
     assert len(set(ids)) == 2
@@ -509,14 +509,14 @@ def test_a_session_that_was_used_before_is_rejected_before_anything_is_written(s
     assert names(store, head.id) == after
 
 
-# -- a store that has its moments ----------------------------------------------------------------------------------
+# -- an unreliable store -------------------------------------------------------------------------------------------
 
 
 class Moody(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.refuse: Callable[[str, str], Exception | None] = lambda _call, _key: None
-        """(call, key) → what to raise."""
+        """(call, key) → the error to raise, or None."""
         self.keeps = False
         """Whether a rejected put is stored nevertheless."""
 
@@ -597,7 +597,7 @@ def test_a_failing_store_does_not_hide_why_a_rank_failed(caplog: pytest.LogCaptu
     assert "could not put x/failed-00001.json" in caplog.text
 
 
-# -- with a coordinator's help -------------------------------------------------------------------------------------
+# -- with a coordinator --------------------------------------------------------------------------------------------
 
 
 class Helper:
@@ -606,8 +606,8 @@ class Helper:
     def __init__(self, outcome: Exception | threading.Event | None = None) -> None:
         self.outcome = outcome
         self.asked: list[tuple[str, int, int, int, float]] = []
-        self.told: list[CheckpointMetadata] = []
-        self.deaf: StrataError | None = None
+        self.notified: list[CheckpointMetadata] = []
+        self.refusal: StrataError | None = None
 
     def all_written(self, id: str, *, step: int, rank: int, size: int, timeout_s: float) -> None:  # noqa: A002 - its name
         self.asked.append((id, step, rank, size, timeout_s))
@@ -617,9 +617,9 @@ class Helper:
             assert self.outcome.wait(DEADLINE_S)
 
     def committed(self, metadata: CheckpointMetadata) -> None:
-        self.told.append(metadata)
-        if self.deaf is not None:
-            raise self.deaf
+        self.notified.append(metadata)
+        if self.refusal is not None:
+            raise self.refusal
 
 
 def two_parts(store: Store) -> tuple[Ranks, Ranks, Head]:
@@ -636,7 +636,7 @@ def test_every_rank_calls_the_coordinator_once_and_notifies_it_afterwards(store:
         helper = Helper()
         manifest = commit.conclude(store, ranks, head, commit=helper)
         assert helper.asked == [(head.id, 5, ranks.rank, 2, 60.0)]
-        assert helper.told == [of_manifest(manifest, store.url)]
+        assert helper.notified == [of_manifest(manifest, store.url)]
 
 
 def test_a_death_known_to_the_coordinator_aborts_at_once_although_all_parts_exist(store: MemoryStore) -> None:
@@ -645,7 +645,7 @@ def test_a_death_known_to_the_coordinator_aborts_at_once_although_all_parts_exis
         helper = Helper(CheckpointAborted("w1 died"))
         with pytest.raises(CheckpointAborted, match="w1 died"):
             commit.conclude(store, ranks, head, commit=helper)
-        assert helper.told == []
+        assert helper.notified == []
     assert "manifest.json" not in names(store, head.id)
 
 
@@ -678,7 +678,7 @@ def test_without_an_answer_from_the_coordinator_the_store_decides(
     leader, other, head = two_parts(store)
     for ranks in (leader, other):
         helper = Helper(CoordinatorUnavailable("nobody answers"))
-        helper.deaf = CoordinatorUnavailable("still nobody")
+        helper.refusal = CoordinatorUnavailable("still nobody")
         assert_is_whole(store, commit.conclude(store, ranks, head, commit=helper), 2)
     assert "the store decides alone: nobody answers" in caplog.text
     assert "could not be notified: still nobody" in caplog.text
@@ -727,11 +727,11 @@ def test_a_worker_that_dies_before_its_part_aborts_the_checkpoint_quickly(store:
         theirs = CoordinatorClient(coordinator.address, config=EAGER_CLIENT)
         theirs.connect()
         workers = join([ours, ours, theirs])
-        everybody = ranks_of(3, timeout_s=600.0)
+        group = ranks_of(3, timeout_s=600.0)
         began_s = time.monotonic()
         saving = [
             pool.submit(save_with, store, ranks, CoordinatorCommit(worker))
-            for ranks, worker in zip(everybody[:2], workers[:2], strict=True)
+            for ranks, worker in zip(group[:2], workers[:2], strict=True)
         ]
         theirs.close()  # disconnects silently
         for each in saving:
@@ -739,7 +739,7 @@ def test_a_worker_that_dies_before_its_part_aborts_the_checkpoint_quickly(store:
                 each.result(DEADLINE_S)
         assert time.monotonic() - began_s < DEADLINE_S
         assert ours.latest_checkpoint() is None
-    assert "manifest.json" not in names(store, head_of(everybody[0]).id)
+    assert "manifest.json" not in names(store, head_of(group[0]).id)
 
 
 def test_a_job_of_another_world_size_is_rejected_at_once(store: MemoryStore) -> None:
@@ -771,21 +771,21 @@ def test_metadata_too_large_for_the_coordinator_stays_in_the_manifest() -> None:
 
 
 def a_rank(lifeline: Lifeline, *, directory: str, ranks: dict[str, Any]) -> None:
-    """In a separate process: write the files, report it, and continue on command."""
+    """Write the files of a rank in a separate process, report it, and continue on command."""
     mine = Ranks(**ranks)
     store, head = LocalStore(directory), head_of(mine)
     commit.claim(store, mine, head.id)
     part = write(store, mine, head)
-    lifeline.say(written=True)
-    assert lifeline.hear() is not None
+    lifeline.send(written=True)
+    assert lifeline.receive() is not None
     try:
         manifest = commit.finish(store, mine, part, head)
     except CheckpointAborted as error:
         commit.discard(store, mine, head.id)
-        lifeline.say(id="", error=str(error))
+        lifeline.send(id="", error=str(error))
     else:
-        lifeline.say(id=manifest.id, error="")
-    lifeline.hear()
+        lifeline.send(id=manifest.id, error="")
+    lifeline.receive()
 
 
 def start(nursery: Nursery, directory: Path, *, session: str, timeout_s: float) -> list[Any]:
@@ -794,7 +794,7 @@ def start(nursery: Nursery, directory: Path, *, session: str, timeout_s: float) 
         for ranks in ranks_of(3, session=session, timeout_s=timeout_s)
     ]
     for child in children:
-        assert child.hear() == {"written": True}
+        assert child.receive() == {"written": True}
     return children
 
 
@@ -805,18 +805,18 @@ def test_a_process_killed_before_its_part_leaves_the_previous_checkpoint_as_the_
     directory = tmp_path / "checkpoints"
     first = start(nursery, directory, session="first", timeout_s=DEADLINE_S)
     for child in first:
-        child.say(go=True)
-    good = {child.hear()["id"] for child in first}
+        child.send(go=True)
+    good = {child.receive()["id"] for child in first}
     assert len(good) == 1
 
     second = start(nursery, directory, session="second", timeout_s=0.5)
     second[victim].kill()
     survivors = [child for rank, child in enumerate(second) if rank != victim]
     for child in survivors:
-        child.say(go=True)
+        child.send(go=True)
     for child in survivors:
-        words = "rank 0 did not commit" if victim == 0 else f"rank {victim} wrote no part"
-        assert words in child.hear()["error"]
+        message = "rank 0 did not commit" if victim == 0 else f"rank {victim} wrote no part"
+        assert message in child.receive()["error"]
 
     store = LocalStore(directory)
     committed = [name for name in store.children() if "manifest.json" in names(store, name)]
@@ -825,19 +825,19 @@ def test_a_process_killed_before_its_part_leaves_the_previous_checkpoint_as_the_
 
     third = start(nursery, directory, session="third", timeout_s=DEADLINE_S)
     for child in third:
-        child.say(go=True)
-    assert len({child.hear()["id"] for child in third} - good) == 1
+        child.send(go=True)
+    assert len({child.receive()["id"] for child in third} - good) == 1
     store.close()
 
 
 def test_a_process_killed_after_its_part_does_not_hinder_the_commit(nursery: Nursery, tmp_path: Path) -> None:
     children = start(nursery, tmp_path, session="s", timeout_s=DEADLINE_S)
-    children[1].say(go=True)
+    children[1].send(go=True)
     store, checkpoint = LocalStore(tmp_path), head_of(ranks_of(3, session="s")[0]).id
-    until(lambda: part_name(1) in names(store, checkpoint), "the part is there")
+    until(lambda: part_name(1) in names(store, checkpoint), "the part exists")
     children[1].kill()
     for rank in (0, 2):
-        children[rank].say(go=True)
-    assert [children[rank].hear()["id"] for rank in (0, 2)] == [checkpoint, checkpoint]
+        children[rank].send(go=True)
+    assert [children[rank].receive()["id"] for rank in (0, 2)] == [checkpoint, checkpoint]
     assert_is_whole(store, m.decode(store.get(f"{checkpoint}/manifest.json", max_bytes=1 << 20), file="x"), 3)
     store.close()

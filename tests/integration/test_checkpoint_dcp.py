@@ -225,8 +225,8 @@ def test_dcp_accepts_steps_and_ids(tmp_path: Path) -> None:
     writer = StrataStorageWriter(tmp_path)
     ids = []
     for step in (1, 2):
-        told = dcp.save({"w": torch.full((2,), step)}, checkpoint_id=str(step), storage_writer=writer, no_dist=True)
-        ids.append(told.storage_meta.checkpoint_id)
+        metadata = dcp.save({"w": torch.full((2,), step)}, checkpoint_id=str(step), storage_writer=writer, no_dist=True)
+        ids.append(metadata.storage_meta.checkpoint_id)
     reader = StrataStorageReader(tmp_path)
 
     def read(checkpoint_id: str) -> list[int]:
@@ -246,7 +246,7 @@ def test_an_unflattened_state_is_restored_whole(tmp_path: Path) -> None:
     dcp.save(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
 
     found = {"model": 0, "t": torch.ones(3)}
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # which would load a copy
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # True would load a copy
     dcp.load(found, storage_reader=StrataStorageReader(tmp_path), planner=planner, no_dist=True)
 
     assert same(found, state)
@@ -254,7 +254,7 @@ def test_an_unflattened_state_is_restored_whole(tmp_path: Path) -> None:
 
 
 class WithoutTheFirst(DefaultSavePlanner):
-    """Leaves out the first entry of a list, so that the rest has no place in a list any more."""
+    """Drops the first entry of a list, so that the remaining indices no longer form a list."""
 
     def create_local_plan(self) -> Any:
         plan = super().create_local_plan()
@@ -304,15 +304,15 @@ def test_only_requested_tensors_are_read(tmp_path: Path) -> None:
 def test_the_command_line_shows_and_verifies_what_dcp_saved(tmp_path: Path) -> None:
     save({"model": {"w": torch.ones(2, 3)}, "lr": 0.1}, tmp_path, step=12)
 
-    def told(*words: str) -> Any:
+    def run_json(*arguments: str) -> Any:
         ran = subprocess.run(
-            [*STRATA_CHECKPOINTS, *words, "--json"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+            [*STRATA_CHECKPOINTS, *arguments, "--json"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
         )
         return json.loads(ran.stdout)
 
-    assert "12" in json.dumps(told("ls", str(tmp_path)))
-    assert "model.w" in json.dumps(told("show", str(tmp_path)))
-    assert told("verify", str(tmp_path))
+    assert "12" in json.dumps(run_json("ls", str(tmp_path)))
+    assert "model.w" in json.dumps(run_json("show", str(tmp_path)))
+    assert run_json("verify", str(tmp_path))
 
 
 def test_an_adapter_with_a_path_can_be_pickled_and_one_with_a_store_cannot(tmp_path: Path) -> None:
@@ -335,12 +335,12 @@ def test_a_store_can_be_passed() -> None:
 
 
 @contextlib.contextmanager
-def refused(*words: str) -> Iterator[None]:
+def refused(*parts: str) -> Iterator[None]:
     """Require an error that DCP wraps."""
     with pytest.raises(CheckpointException) as raised:
         yield
-    for word in words:
-        assert word in str(raised.value)
+    for part in parts:
+        assert part in str(raised.value)
 
 
 def test_an_object_that_cannot_be_stored_is_rejected_by_name(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 def test_ranks_that_found_different_checkpoints_do_not_mix_them(tmp_path: Path) -> None:
     plans = []
-    for step in (1, 2):  # the second is committed after the first rank has looked
+    for step in (1, 2):  # the second checkpoint is committed after the first rank has listed them
         save({"w": torch.ones(1)}, tmp_path, step=step)
         reader = StrataStorageReader(tmp_path)
         reader.read_metadata()
@@ -502,7 +502,7 @@ def test_items_nest_into_a_structure_of_the_same_items(state: dict[str, Any]) ->
 # -- several processes ----------------------------------------------------------------------------------------------
 
 TABLE = torch.arange(35.0).reshape(7, 5)
-"""Seven rows, so that no two ranks hold the same."""
+"""Seven rows, so that the ranks hold different numbers of rows."""
 
 
 def sharded_model(world_size: int, lr: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -533,20 +533,20 @@ def rank_main(lifeline: Lifeline, *, what: str, place: str, rank: int, num_ranks
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{place}.{what}.meeting", rank=rank, world_size=num_ranks)
     try:
-        lifeline.say(said=RANKS[what](place, rank, num_ranks))
+        lifeline.send(said=RANKS[what](place, rank, num_ranks))
     finally:
         dist.destroy_process_group()
 
 
 def save_all(place: str, _rank: int, world_size: int) -> Any:
-    """A state of tables as step 3, a model that was trained a little as step 4."""
-    told = dcp.save(sharded_state(world_size, zero=False), storage_writer=StrataStorageWriter(place, step=3))
+    """Save a state of tables as step 3 and a slightly trained model as step 4."""
+    metadata = dcp.save(sharded_state(world_size, zero=False), storage_writer=StrataStorageWriter(place, step=3))
     model, optimizer = sharded_model(world_size, lr=0.1)
     model(torch.ones(2, 5)).sum().backward()
     optimizer.step()
     of_model, of_optimizer = get_state_dict(model, optimizer)
     dcp.save({"model": of_model, "optimizer": of_optimizer}, storage_writer=StrataStorageWriter(place, step=4))
-    return {"id": told.storage_meta.checkpoint_id, "parameters": parameters_of(model)}
+    return {"id": metadata.storage_meta.checkpoint_id, "parameters": parameters_of(model)}
 
 
 def load_all(place: str, _rank: int, world_size: int) -> Any:
@@ -655,8 +655,8 @@ def test_a_rank_that_cannot_store_its_part_leaves_the_previous_checkpoint_as_the
     place = tmp_path / "checkpoints"
     before = save({"w": torch.ones(1)}, place, step=3).saved
 
-    told = on_ranks(torch_ranks, "save_what_one_rank_cannot", place, 2)
+    messages = on_ranks(torch_ranks, "save_what_one_rank_cannot", place, 2)
 
-    assert all("bad is a builtins.object" in message for message in told)
+    assert all("bad is a builtins.object" in message for message in messages)
     with CheckpointManager(str(place)) as manager:
         assert manager.list() == [before]

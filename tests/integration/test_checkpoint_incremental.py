@@ -62,7 +62,7 @@ def test_only_the_rows_that_changed_are_written_and_all_of_it_is_loaded(manager:
     assert np.array_equal(loaded["emb"], state["emb"])
     assert np.array_equal(loaded["bias"], state["bias"])
     assert loaded["epoch"] == 2
-    assert manager.load(step=1)["emb"].tobytes() == table().tobytes(), "the base is what it was"
+    assert manager.load(step=1)["emb"].tobytes() == table().tobytes(), "the base is unchanged"
     manager.verify(step=2)
 
 
@@ -103,7 +103,7 @@ def test_with_more_depth_deltas_form_a_chain_of_limited_length(place: str) -> No
         assert set(bases[2]) == set(ids[:3])
         sizes = [manager.get(id=each).size_bytes for each in ids]
         assert sizes[2] < 1.5 * sizes[1], "the second delta has its own rows only"
-        assert sizes[4] > 2.5 * sizes[1], "the fourth begins anew, with the rows of all"
+        assert sizes[4] > 2.5 * sizes[1], "the fourth delta starts a new chain with the rows of all"
         with pytest.raises(InvalidArgument, match="is the base of"):
             manager.delete(id=ids[1])
 
@@ -117,7 +117,7 @@ def test_a_delta_that_is_too_large_becomes_a_full_checkpoint_with_a_reason(manag
     assert "100% of the state changed" in saved.why
     state["emb"][5] = 5
     again = delta(manager, state, 3)
-    assert again.parent == saved.id, "which is the new base"
+    assert again.parent == saved.id, "the full checkpoint is the new base"
     assert np.array_equal(manager.load()["emb"], state["emb"])
 
 
@@ -180,7 +180,7 @@ def test_an_unchanged_state_writes_almost_nothing(manager: strata.CheckpointMana
     assert np.array_equal(manager.load()["emb"], state["emb"])
 
 
-# -- rows that are told --------------------------------------------------------------------------------------------
+# -- dirty rows ----------------------------------------------------------------------------------------------------
 
 
 def test_dirty_rows_are_trusted_and_the_rest_of_the_table_is_not_compared(manager: strata.CheckpointManager) -> None:
@@ -192,7 +192,7 @@ def test_dirty_rows_are_trusted_and_the_rest_of_the_table_is_not_compared(manage
     loaded = manager.load()
     expected = table()
     expected[[5, 17]] = 1
-    assert np.array_equal(loaded["model"]["emb.weight"], expected), "row 9 was not told of"
+    assert np.array_equal(loaded["model"]["emb.weight"], expected), "row 9 was not reported as dirty"
     assert np.array_equal(loaded["head"], state["head"])
 
 
@@ -343,7 +343,7 @@ def test_a_tracker_serves_one_manager(place: str, manager: strata.CheckpointMana
         another.save({"model": model.state_dict()}, step=1, dirty=tracker)
 
 
-# -- what goes wrong in between ------------------------------------------------------------------------------------
+# -- faults between saves ------------------------------------------------------------------------------------------
 
 
 class UnreliableStore(LocalStore):

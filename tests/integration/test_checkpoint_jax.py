@@ -24,7 +24,7 @@ from strata.errors import InvalidArgument, NoCheckpoint
 
 
 class AdamState(NamedTuple):
-    """As optax has them."""
+    """An optimizer state like optax's."""
 
     count: jax.Array
     mu: Any
@@ -47,7 +47,7 @@ class TrainState:
 
 @jax.tree_util.register_pytree_with_keys_class
 class Box:
-    """A node that names its children."""
+    """A pytree node that names its children."""
 
     def __init__(self, inside: Any) -> None:
         self.inside = inside
@@ -62,7 +62,7 @@ class Box:
 
 @jax.tree_util.register_pytree_node_class
 class Pair:
-    """A node that does not."""
+    """A pytree node that does not name its children."""
 
     def __init__(self, one: Any, two: Any) -> None:
         self.one, self.two = one, two
@@ -115,7 +115,7 @@ def in_child(program: str, *arguments: str, **environment: str) -> subprocess.Co
     )
 
 
-# -- the way it is used ---------------------------------------------------------------------------------------------
+# -- typical use ----------------------------------------------------------------------------------------------------
 
 
 def test_a_train_state_comes_back_like_a_fresh_one(manager: CheckpointManager) -> None:
@@ -199,10 +199,10 @@ def test_every_dtype_comes_back_bit_for_bit(manager: CheckpointManager, dtype: s
     assert_same(load_pytree(manager, like=jax.eval_shape(lambda: tree)), tree)
 
 
-# -- where it goes --------------------------------------------------------------------------------------------------
+# -- placement ------------------------------------------------------------------------------------------------------
 
 
-def test_an_abstract_target_says_where_an_array_goes(manager: CheckpointManager) -> None:
+def test_an_abstract_target_determines_the_placement_of_an_array(manager: CheckpointManager) -> None:
     save_pytree(manager, {"w": jnp.ones((2, 2)), "free": jnp.ones(2)}, step=0).wait()
     sharding = SingleDeviceSharding(jax.devices()[0])
     like = {
@@ -280,11 +280,11 @@ def test_a_checkpoint_saved_from_jax_can_be_loaded_as_numpy(manager: CheckpointM
 
     found = load_pytree(manager, like={"w": np.zeros(3, np.int32)})["w"]
 
-    found += 1  # it is one's own
+    found += 1  # the loaded array belongs to the caller
     assert found.tolist() == [1, 2, 3]
 
 
-# -- what does not fit ----------------------------------------------------------------------------------------------
+# -- mismatches -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

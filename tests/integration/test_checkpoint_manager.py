@@ -65,7 +65,7 @@ def files_below(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in found)
 
 
-# -- the way it is used ---------------------------------------------------------------------------------------------
+# -- typical use ----------------------------------------------------------------------------------------------------
 
 
 def test_a_model_and_its_optimizer_are_restored(manager: CheckpointManager) -> None:
@@ -83,7 +83,7 @@ def test_a_model_and_its_optimizer_are_restored(manager: CheckpointManager) -> N
     )
     assert info.staged
     assert info.path.endswith(info.id)
-    optimizer.step()  # training goes on at once
+    optimizer.step()  # training continues immediately
     metadata = info.wait()
     assert info.durable
     assert info.progress == 1.0
@@ -194,7 +194,7 @@ def test_an_empty_directory_has_no_checkpoint(manager: CheckpointManager) -> Non
         manager.load()
 
 
-def test_a_moved_copy_is_as_good_as_the_first(manager: CheckpointManager, tmp_path: Path) -> None:
+def test_checkpoints_in_a_renamed_directory_are_loaded(manager: CheckpointManager, tmp_path: Path) -> None:
     manager.save(state_of(1), step=1).wait()
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
     with CheckpointManager(f"file://{tmp_path}/elsewhere") as other:
@@ -202,7 +202,7 @@ def test_a_moved_copy_is_as_good_as_the_first(manager: CheckpointManager, tmp_pa
         other.verify()
 
 
-# -- keeping --------------------------------------------------------------------------------------------------------
+# -- retention ------------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_kept_if_any_policy_keeps_it(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_checkpoint_is_kept_if_any_policy_keeps_it(tmp_path: Path) -> None:
             manager.save(state_of(step), step=step, metadata={"loss": abs(step - 3)})
         manager.wait()
         assert [c.step for c in manager.list()] == [0, 3, 4, 8, 9]
-        assert len(files_below(tmp_path)) == 2 * 5, "what went is gone"
+        assert len(files_below(tmp_path)) == 2 * 5, "the files of deleted checkpoints are gone"
 
 
 def test_without_a_policy_nothing_is_deleted(manager: CheckpointManager) -> None:
@@ -315,7 +315,7 @@ def test_a_failed_save_is_reported_and_the_previous_checkpoint_stays_the_latest(
     assert not info.durable
     manager.wait()
     assert manager.load()["step"] == 1
-    assert len(files_below(tmp_path)) == 2, "nothing is left of it"
+    assert len(files_below(tmp_path)) == 2, "the failed save left no files"
     manager.save(state_of(3), step=3)
     with pytest.raises(StorageFull):  # also without wait()
         manager.close()
@@ -330,7 +330,7 @@ def test_leftovers_of_a_killed_writer_are_deleted_after_an_hour_and_nothing_else
     with CheckpointManager(str(tmp_path)) as manager:
         manager.save(state_of(3), step=3)
         manager.wait()
-        assert all((tmp_path / name).exists() for name in names), "it may be under way"
+        assert all((tmp_path / name).exists() for name in names), "the save may still be in progress"
         two_hours_ago_s = time.time() - 7_200
         for path in (path for name in names for path in (tmp_path / name).iterdir()):
             os.utime(path, (two_hours_ago_s, two_hours_ago_s))
@@ -392,7 +392,7 @@ def test_files_that_are_far_too_large_are_ignored(tmp_path: Path) -> None:
         assert set(manager.problems) == {two.name, three.name}
 
 
-# -- distrust -------------------------------------------------------------------------------------------------------
+# -- corruption -----------------------------------------------------------------------------------------------------
 
 
 def flip(path: Path, at: int) -> None:
@@ -437,22 +437,22 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "error", "words"), WAYS)
-def test_corruption_is_named_and_never_loaded(tmp_path: Path, spoil: Any, error: type[Exception], words: str) -> None:
+@pytest.mark.parametrize(("spoil", "error", "message"), WAYS)
+def test_corruption_is_named_and_never_loaded(tmp_path: Path, spoil: Any, error: type[Exception], message: str) -> None:
     with CheckpointManager(str(tmp_path)) as manager:
         for step in (1, 2):
             manager.save(state_of(step), step=step).wait()
         directory = the_directory(manager, 2)
     spoil(directory)
     with CheckpointManager(str(tmp_path)) as manager:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             manager.load(id=directory.name)
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             manager.verify(id=directory.name)
-        assert manager.load()["step"] == 1, "the newest that can be trusted"
+        assert manager.load()["step"] == 1, "the newest intact checkpoint is loaded"
         assert [c.step for c in manager.list()] == [1]
         assert list(manager.problems) == [directory.name]
-    assert directory.exists(), "it is kept for whoever wants to look"
+    assert directory.exists(), "the damaged checkpoint is kept for inspection"
     with CheckpointManager(str(tmp_path)) as manager:
         assert manager.load()["step"] == 1
 
@@ -509,7 +509,7 @@ def test_two_writers_of_one_step_both_commit_and_the_later_is_found(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ({"step": -1}, "step=-1"),
         ({"step": 1.5}, "step=1.5"),
@@ -521,9 +521,9 @@ def test_two_writers_of_one_step_both_commit_and_the_later_is_found(tmp_path: Pa
     ],
 )
 def test_invalid_arguments_are_rejected_before_anything_is_written(
-    manager: CheckpointManager, tmp_path: Path, arguments: dict[str, Any], words: str
+    manager: CheckpointManager, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=words):
+    with pytest.raises(InvalidArgument, match=message):
         manager.save({"a": 1}, **arguments)
     assert files_below(tmp_path) == []
 
@@ -544,7 +544,7 @@ def test_the_manifest_is_plain_json(manager: CheckpointManager) -> None:
     assert [tensor["name"] for tensor in document["manifest"]["tensors"]] == ["model.w"]
 
 
-# -- what callers get wrong, and what comes at a bad time ------------------------------------------------------------
+# -- mistakes of callers, and events at a bad time -------------------------------------------------------------------
 
 
 def test_loading_is_possible_after_closing(tmp_path: Path) -> None:

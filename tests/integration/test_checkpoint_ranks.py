@@ -204,14 +204,14 @@ def test_a_part_of_a_table_is_loaded_without_reading_the_others(tmp_path: Path) 
     table = np.random.default_rng(2).normal(size=(4_000, 64)).astype(np.float32)
     with crew(tmp_path, 4) as savers:
         savers.save(states(4, table=table), step=1)
-    heard: list[Progress] = []
+    progress: list[Progress] = []
     with crew(tmp_path, 2) as loaders:
         for manager, (start, count) in zip(loaders.managers, cut(4_000, 2), strict=True):
-            heard.clear()
+            progress.clear()
             box = ((start, 0), (count, 64))
-            loaded = manager.load(step=1, only=["emb"], slices={"emb": box}, on_progress=heard.append)
+            loaded = manager.load(step=1, only=["emb"], slices={"emb": box}, on_progress=progress.append)
             assert np.array_equal(loaded["emb"], table[start : start + count])
-            assert heard[-1].done_bytes == heard[-1].total_bytes == table.nbytes // 2
+            assert progress[-1].done_bytes == progress[-1].total_bytes == table.nbytes // 2
         with pytest.raises(InvalidArgument, match="is not within tensor"):
             manager.load(step=1, slices={"emb": ((3_999, 0), (2, 64))})
         with pytest.raises(InvalidArgument, match="the load does not include this tensor"):
@@ -257,7 +257,7 @@ def test_only_restored_entries_are_read_even_if_they_share_a_tensor(tmp_path: Pa
             savers.managers[0].restore({"gone": module, "model": module}, step=7)
 
 
-# -- who writes what -------------------------------------------------------------------------------------------------
+# -- replicated tensors ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -273,7 +273,7 @@ def test_replicated_tensors_are_written_once_and_evenly(tmp_path: Path, size: in
             loads.append(sum(file.get_tensor(name).nbytes for name in own))
             written += own
     assert sorted(written) == [f"model.layer{i}" for i in range(1, 8)]
-    assert max(loads) - min(loads) <= 2 * 400, "no more apart than the smallest ones"
+    assert max(loads) - min(loads) <= 2 * 400, "the sizes differ by no more than the smallest tensors"
 
 
 def test_a_single_pattern_is_accepted_and_a_tensor_that_not_all_ranks_have_is_rejected(tmp_path: Path) -> None:
@@ -310,8 +310,8 @@ def test_several_ranks_leave_no_statistics_and_no_parts_behind(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("saver", ["thread", "process"])
-@pytest.mark.parametrize("is_told", [True, False])
-def test_each_rank_saves_its_changed_rows(tmp_path: Path, saver: str, is_told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_each_rank_saves_its_changed_rows(tmp_path: Path, saver: str, is_reported: bool) -> None:
     table = np.random.default_rng(3).normal(size=(3_000, 64)).astype(np.float32)
     size, owned = 3, cut(3_000, 3)
 
@@ -320,12 +320,12 @@ def test_each_rank_saves_its_changed_rows(tmp_path: Path, saver: str, is_told: b
 
     with crew(tmp_path, size, saver=saver) as savers:
         first = savers.save(state_of(1), step=1)
-        told = []
+        dirty = []
         for start, count in owned[:2]:  # nothing changes on the last rank
             rows = np.array([1, count // 2, count - 1])
             table[start + rows] += 1
-            told.append({"emb": rows})
-        options = {"dirty_of": [*told, {"emb": []}]} if is_told else {}
+            dirty.append({"emb": rows})
+        options = {"dirty_of": [*dirty, {"emb": []}]} if is_reported else {}
         second = savers.save(state_of(2), step=2, checkpoint_type="INCREMENTAL", **options)
         assert (second.checkpoint_type.name, second.bases, second.why) == ("INCREMENTAL", (first.id,), "")
         assert second.size_bytes < first.size_bytes // 10
@@ -360,9 +360,9 @@ def test_ranks_that_do_not_write_a_replicated_table_may_report_its_dirty_rows(tm
         savers.save([{"model": model}] * 2, step=1, **options)
         model["emb"][[5, 1_999]] = 5
         model["head"][3] = 3
-        told = {"model.emb": [5, 1_999], "head": [3]}
+        dirty = {"model.emb": [5, 1_999], "head": [3]}
         saved = savers.save(
-            [{"model": model}] * 2, step=2, checkpoint_type="INCREMENTAL", dirty_of=[told] * 2, **options
+            [{"model": model}] * 2, step=2, checkpoint_type="INCREMENTAL", dirty_of=[dirty] * 2, **options
         )
         assert saved.checkpoint_type.name == "INCREMENTAL"
         assert saved.size_bytes < 100_000
@@ -391,14 +391,14 @@ def test_a_restarted_rank_saves_everything_and_the_others_their_deltas(tmp_path:
     with crew(tmp_path, 2) as savers:
         savers.save(states(2, table=table), step=1)
         table[1_000:] += 1
-        savers.managers[1]._staging._places = ()  # as if it had made no save
+        savers.managers[1]._staging._places = ()  # as if it had not saved before
         saved = savers.save(states(2, table=table), step=2, checkpoint_type="INCREMENTAL")
         assert saved.checkpoint_type.name == "INCREMENTAL"
         for rank, loaded in enumerate(savers.load()):
             assert_same(loaded, table=table, rank=rank)
 
 
-# -- keeping and removing --------------------------------------------------------------------------------------------
+# -- retention -------------------------------------------------------------------------------------------------------
 
 
 def test_only_rank_0_applies_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,7 +469,7 @@ def test_a_session_that_was_used_before_is_rejected_and_touches_nothing(tmp_path
             assert_same(loaded, rank=rank)
 
 
-# -- a rank that cannot ----------------------------------------------------------------------------------------------
+# -- a rank that fails -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad_rank", [0, 1, 2])
@@ -497,7 +497,7 @@ def test_a_rank_that_cannot_save_its_state_aborts_the_others_at_once(
                 save.wait(DEADLINE_S)
         assert time.monotonic() - began_s < DEADLINE_S < LONG_S
         assert all(manager.latest() == before for manager in savers.managers)
-        assert savers.save(states(3), step=2).step == 2, "all count alike, so the next one works"
+        assert savers.save(states(3), step=2).step == 2, "all ranks count saves alike, so the next one works"
 
 
 def test_cancelling_on_one_rank_ends_it_for_all(tmp_path: Path) -> None:
@@ -553,7 +553,7 @@ WIDTH = 256
 
 
 class Net(torch.nn.Module):
-    """Parameters of several shapes; of one there are fewer rows than ranks."""
+    """Parameters of several shapes, one of which has fewer rows than there are ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -589,7 +589,7 @@ def sharded(num_ranks: int) -> torch.nn.Module:
 
 
 def whole(state: Any) -> Any:
-    """Lists of numbers."""
+    """Return whole tensors as lists of numbers."""
     if isinstance(state, torch.Tensor):
         return (state.full_tensor() if isinstance(state, DTensor) else state).tolist()
     if isinstance(state, Mapping):
@@ -611,7 +611,7 @@ def save_a_model(place: Path, num_ranks: int) -> Any:
 
 
 def restore_a_model(place: Path, num_ranks: int) -> Any:
-    """Into one that knows nothing, then into one that has its own moments; and trains on."""
+    """Restore into a fresh model, then into one that has its own moments, and continue training."""
     asked: list[int] = []
     read_slices = reader.read_slices
 
@@ -639,7 +639,7 @@ def restore_a_model(place: Path, num_ranks: int) -> Any:
 
 
 def restore_in_two_dimensions(place: Path, num_ranks: int) -> Any:
-    """Tensor-parallel and FSDP upon it: what a rank holds of a tensor lies apart."""
+    """Restore with tensor parallelism and FSDP on top of it: a rank's part of a tensor is not contiguous."""
     mesh = init_device_mesh("cpu", (num_ranks // 2, 2), mesh_dim_names=("data", "tensor"))
     net = Net()
     for parameter in net.parameters():
@@ -656,7 +656,7 @@ def restore_in_two_dimensions(place: Path, num_ranks: int) -> Any:
 
 
 def restore_placements(place: Path, num_ranks: int) -> Any:
-    """Modules of DTensors as one makes them by hand."""
+    """Restore modules of hand-made DTensors."""
     mesh = init_device_mesh("cpu", (num_ranks,))
     found = {}
     for placement in (OnDimension(0), OnDimension(1), Replicate()):
@@ -685,7 +685,7 @@ def rank_main(lifeline: Lifeline, *, what: str, place: str, rank: int, num_ranks
     meeting = f"file://{place}.{what}.{num_ranks}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=num_ranks)
     try:
-        lifeline.say(said=RANKS[what](Path(place), num_ranks))
+        lifeline.send(said=RANKS[what](Path(place), num_ranks))
     finally:
         dist.destroy_process_group()
 
@@ -695,7 +695,7 @@ def on_ranks(ranks: TorchRanks, what: str, place: Path, num_ranks: int) -> list[
 
 
 def assert_close(found: Any, expected: Any) -> None:
-    """Sums over ranks come about in another order."""
+    """Compare with a tolerance: sums over ranks are computed in another order."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key in expected:
@@ -733,7 +733,7 @@ def test_a_sharded_model_and_its_optimizer_resume_with_another_world_size(
         plain = Net()
         plain_optimizer = optimizer_of(plain, lr=0.5)
         manager.restore({"model": plain, "optimizer": plain_optimizer})
-        assert described(plain, plain_optimizer) == saved[0], "into one that is not sharded"
+        assert described(plain, plain_optimizer) == saved[0], "restored into an unsharded model"
     train(reference, optimizer, [2])
     after = described(reference, optimizer)
     for num_ranks in (2, 1, 3):
@@ -741,7 +741,7 @@ def test_a_sharded_model_and_its_optimizer_resume_with_another_world_size(
             assert found["restored"] == saved[0]
             assert_close(found["trained"], after)
             share = checkpoint.size_bytes / num_ranks
-            assert all(num_bytes < 1.1 * share for num_bytes in found["num_bytes"]), "each rank loads what it holds"
+            assert all(num_bytes < 1.1 * share for num_bytes in found["num_bytes"]), "each rank loads only its own part"
 
 
 @pytest.mark.timeout(120)

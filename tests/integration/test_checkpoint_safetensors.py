@@ -137,9 +137,9 @@ def test_the_header_names_the_checkpoint_and_the_rank(manager: CheckpointManager
     path = the_file(manager, {"w": torch.ones(3)}, metadata={"run": "a"})
 
     with safetensors.safe_open(path, framework="pt") as file:
-        told = file.metadata()
+        header = file.metadata()
 
-    assert (told["format"], told["strata"], told["id"], told["rank"]) == ("pt", "1", path.parent.name, "0")
+    assert (header["format"], header["strata"], header["id"], header["rank"]) == ("pt", "1", path.parent.name, "0")
     assert manager.get(step=5).metadata == {"run": "a"}
 
 

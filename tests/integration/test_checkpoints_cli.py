@@ -136,8 +136,8 @@ def test_ls_and_show_print_the_base_and_size_of_an_incremental_checkpoint(place:
     assert rows[4][3:6] == ["INCREMENTAL", "gone", "300"]
     listed = as_json("ls", place)["checkpoints"][2]
     assert (listed["parent"], listed["size_bytes"], listed["full_bytes"]) == (base.id, 300, 5 << 20)
-    told = checkpoints("show", place, "--step", "7").stdout
-    assert f"base      {base.id}\nsize      300 B of 5.0 MiB in 1 file, 3 tensors\n" in told
+    output = checkpoints("show", place, "--step", "7").stdout
+    assert f"base      {base.id}\nsize      300 B of 5.0 MiB in 1 file, 3 tensors\n" in output
 
 
 def test_ls_prints_json(place: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_missing_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    for name, words in (
+    for name, message in (
         (tmp_path / "absent", f"directory {tmp_path / 'absent'} does not exist"),
         ("./absent", "directory ./absent does not exist"),
         ("absent", "directory absent does not exist, and no such run: 'absent'"),
@@ -188,7 +188,7 @@ def test_a_missing_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
         for command in (["ls"], ["ls", "--json"], ["show"], ["verify"], ["diff", "1", "2"], ["compact", "--step=1"]):
             refused = checkpoints(command[0], name, *command[1:])
             assert (refused.returncode, refused.stdout) == (ExitCode.USAGE, "")
-            assert words in " ".join(refused.stderr.split())
+            assert message in " ".join(refused.stderr.split())
 
 
 def test_the_name_of_a_run_locates_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +210,8 @@ def test_the_name_of_a_run_locates_its_checkpoints(tmp_path: Path, monkeypatch: 
 
 def test_show_prints_the_tensors_without_reading_the_data(place: Path) -> None:
     (directory_of(place, 2) / DATA).unlink()
-    told = checkpoints("show", place)
-    rows = [line.split() for line in told.stdout.splitlines()]
+    result = checkpoints("show", place)
+    rows = [line.split() for line in result.stdout.splitlines()]
 
     assert ["model.w", "4×3", "F32", "48", DATA] in rows
     assert ["step", "2,", "epoch", "20"] in rows
@@ -237,15 +237,15 @@ def test_show_prints_stored_statistics_without_reading_the_data(place: Path) -> 
     assert headings in rows
     assert ["model.w", "4×3", "F32", "48", "2", "2", "2", "6.9282", "0", "0", DATA] in rows
     assert ["model.same", "5", "I64", "40", "0", "4", "2", "5.47723", "0", "0", DATA] in rows
-    told = {tensor["name"]: tensor["statistics"] for tensor in as_json("show", place)["tensors"]}
-    assert told["model.same"]["max"] == 4
-    assert told["optimizer.m"]["norm"] == 0
+    stored = {tensor["name"]: tensor["statistics"] for tensor in as_json("show", place)["tensors"]}
+    assert stored["model.same"]["max"] == 4
+    assert stored["optimizer.m"]["norm"] == 0
 
 
 def test_show_reports_missing_statistics_and_computes_them_on_request(place: Path) -> None:
     (directory_of(place, 2) / "statistics.json").unlink(missing_ok=True)
-    told = checkpoints("show", place)
-    assert "no statistics stored; --statistics computes them from the data" in told.stdout
+    result = checkpoints("show", place)
+    assert "no statistics stored; --statistics computes them from the data" in result.stdout
     assert [tensor["statistics"] for tensor in as_json("show", place)["tensors"]] == [None] * 3
     rows = [line.split() for line in checkpoints("show", place, "--statistics").stdout.splitlines()]
     assert ["model.w", "4×3", "F32", "48", "2", "2", "2", "6.9282", "0", "0", DATA] in rows
@@ -256,9 +256,9 @@ def test_show_reports_missing_statistics_and_computes_them_on_request(place: Pat
 
 def test_invalid_statistics_are_ignored(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     (directory_of(place, 2) / "statistics.json").write_text('{"strata_statistics": 1, "checkpoint": "other"}')
-    told = checkpoints("show", place)
+    result = checkpoints("show", place)
 
-    assert (told.returncode, "no statistics stored" in told.stdout) == (0, True)
+    assert (result.returncode, "no statistics stored" in result.stdout) == (0, True)
     assert "statistics.json is malformed" in caplog.text
 
 
@@ -275,9 +275,9 @@ def test_hostile_names_are_escaped(tmp_path: Path) -> None:
             manager.save({HOSTILE: np.full(2, step)}, step=step, metadata={HOSTILE: "[bold]\u202e"}).wait()
     spoil(tmp_path, 2)
     for command in (["ls"], ["show"], ["show", "--step=1"], ["verify"], ["diff", "1", "1"]):
-        told = checkpoints(command[0], tmp_path, *command[1:])
-        assert "\u001b" not in told.stdout + told.stderr
-        assert "\u202e" not in told.stdout + told.stderr
+        result = checkpoints(command[0], tmp_path, *command[1:])
+        assert "\u001b" not in result.stdout + result.stderr
+        assert "\u202e" not in result.stdout + result.stderr
     assert "[red]x[/red]\\x1b[31m" in checkpoints("show", tmp_path).stdout
     assert "[red]x[/red]\\x1b[31m" in checkpoints("verify", tmp_path).stdout.replace("\\\\", "\\")
     assert as_json("show", tmp_path)["tensors"][0]["name"] == HOSTILE
@@ -303,11 +303,11 @@ def test_verify_all_continues_after_a_damaged_checkpoint(place: Path) -> None:
     with manager_of(place) as manager:
         manager.save(state_of(3), step=3).wait()
     found = checkpoints("verify", place, "--all", "--json")
-    told = json.loads(found.stdout)
+    report = json.loads(found.stdout)
 
     assert found.returncode == ExitCode.STATE_DAMAGED
-    assert set(told["wrong"]) == {damaged, unreadable}
-    assert told["good"] == [directory_of(place, 3).name]
+    assert set(report["wrong"]) == {damaged, unreadable}
+    assert report["good"] == [directory_of(place, 3).name]
 
 
 def test_a_long_verify_shows_a_progress_bar_on_a_terminal(place: Path) -> None:
@@ -356,9 +356,9 @@ def test_diff_shows_what_changed_and_by_how_much(tmp_path: Path) -> None:
     assert ["reshaped", "cut", "2×2", "F64", "→", "4", "F64"] in rows
     assert ["changed", "a", "2", "of", "10", "elements,", "by", "up", "to", "2.5"] in rows
     assert ["1", "identical", "tensor"] in rows
-    told = as_json("diff", tmp_path, "1", "2")
-    assert told["changed"] == {"a": {"num_elements": 10, "num_different": 2, "max_abs": 2.5, "num_not_finite": 0}}
-    assert (told["num_same"], told["same_structure"]) == (1, False)
+    difference = as_json("diff", tmp_path, "1", "2")
+    assert difference["changed"] == {"a": {"num_elements": 10, "num_different": 2, "max_abs": 2.5, "num_not_finite": 0}}
+    assert (difference["num_same"], difference["same_structure"]) == (1, False)
     assert as_json("diff", tmp_path, "1", "1")["num_same"] == 4
 
 
@@ -369,14 +369,14 @@ def test_diff_compares_checkpoints_in_two_directories(tmp_path: Path) -> None:
                 table = np.arange(3_000_000, dtype=np.float32)  # in several chunks, of which one differs
                 table[7] = factor * step
                 manager.save({"table": table, "same": np.ones(2)}, step=step).wait()
-    told = as_json("diff", tmp_path / "a", "1", "2", "--against", tmp_path / "b")
-    assert told["changed"]["table"] == {
+    difference = as_json("diff", tmp_path / "a", "1", "2", "--against", tmp_path / "b")
+    assert difference["changed"]["table"] == {
         "num_elements": 3_000_000,
         "num_different": 1,
         "max_abs": 5.0,
         "num_not_finite": 0,
     }
-    assert told["num_same"] == 1
+    assert difference["num_same"] == 1
     assert as_json("diff", tmp_path / "a", "2", "--against", tmp_path / "b")["changed"]["table"]["max_abs"] == 4.0
     assert checkpoints("diff", tmp_path / "a", "2").returncode == ExitCode.USAGE
     assert checkpoints("diff", tmp_path / "a", "2", "--against", tmp_path / "c").returncode == ExitCode.USAGE
@@ -499,14 +499,14 @@ def test_export_strips_a_prefix_so_that_a_model_loads_the_file(tmp_path: Path) -
 def test_a_failed_export_leaves_no_file(place: Path, tmp_path: Path) -> None:
     spoil(place, 2)
     file = tmp_path / "x.safetensors"
-    for args, code, words in (
+    for args, code, message in (
         ([], ExitCode.STATE_DAMAGED, "tensor 'model.w'"),
         (["--only", "nothing"], ExitCode.USAGE, "no tensor that matches"),
         (["--output", tmp_path / "x.bin"], ExitCode.USAGE, "unknown suffix"),
         (["--output", tmp_path / "absent" / "x.pt"], ExitCode.FAILED, "cannot be written"),
     ):
         refused = checkpoints("export", place, "--output", file, *args)
-        assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr
+        assert (refused.returncode, message in refused.stderr) == (code, True), refused.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
 
 
@@ -598,8 +598,8 @@ def test_repair_lifts_the_quarantine_of_intact_checkpoints_only(place: Path) -> 
     spoiled = spoil(place, 2)
     with manager_of(place) as manager:
         assert manager.load()["model"]["w"].max() == 1  # the newest goes into quarantine
-    told = checkpoints("repair", place)
-    assert f"skipped: {spoiled}: in quarantine: tensor 'model.w'" in told.stdout
+    result = checkpoints("repair", place)
+    assert f"skipped: {spoiled}: in quarantine: tensor 'model.w'" in result.stdout
     refused = checkpoints("repair", place, "--lift", spoiled)
     assert refused.returncode == ExitCode.STATE_DAMAGED
     assert (place / spoiled / "quarantine.json").exists()
@@ -621,9 +621,9 @@ def test_repair_collects_only_abandoned_saves(place: Path) -> None:
     (mixed / "notes.txt").write_text("mine")
     given_up(mixed, hours=2)
     given_up(directory_of(place, 1), hours=2)
-    told = checkpoints("repair", place).stdout
-    assert f"{old.name} (1 file, 1 B) is an unfinished save: abandoned, last written 2h ago" in told
-    assert f"{young.name} (1 file, 1 B) is an unfinished save: perhaps still being written" in told
+    output = checkpoints("repair", place).stdout
+    assert f"{old.name} (1 file, 1 B) is an unfinished save: abandoned, last written 2h ago" in output
+    assert f"{young.name} (1 file, 1 B) is an unfinished save: perhaps still being written" in output
     assert checkpoints("repair", place, "--collect", answer="n\n").returncode == 1
     assert old.exists()
     assert "removed 1 abandoned save" in checkpoints("repair", place, "--collect", "--yes").stdout
@@ -637,9 +637,9 @@ def test_repair_collects_the_files_of_a_killed_process(place: Path) -> None:
         directory.mkdir()
         (directory / ".tmp-0123").write_bytes(b"half")
     given_up(old, hours=2)
-    told = checkpoints("repair", place, "--collect", "--yes").stdout
-    assert f"{old.name} (1 file, 4 B) is an unfinished save: abandoned" in told
-    assert f"{young.name} (1 file, 4 B) is an unfinished save: perhaps still being written" in told
+    output = checkpoints("repair", place, "--collect", "--yes").stdout
+    assert f"{old.name} (1 file, 4 B) is an unfinished save: abandoned" in output
+    assert f"{young.name} (1 file, 4 B) is an unfinished save: perhaps still being written" in output
     assert (old.exists(), young.exists()) == (False, True)
 
 
@@ -677,9 +677,9 @@ def test_the_help_loads_nothing_heavy() -> None:
         "import sys\nfrom strata.cli import main\ntry:\n    main(['checkpoints', 'verify', '--help'])\n"
         "finally:\n    print(*sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False)
 
-    assert set(told.stdout.splitlines()[-1].split()) & {"numpy", "torch", "obstore"} == set()
+    assert set(result.stdout.splitlines()[-1].split()) & {"numpy", "torch", "obstore"} == set()
 
 
 def test_choosing_takes_a_step_or_an_id(place: Path) -> None:

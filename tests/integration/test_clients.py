@@ -341,14 +341,14 @@ def test_commands_keep_their_order_and_reach_all_workers(quiet_client: Coordinat
     for name in names:
         quiet_client.send_command(name)  # type: ignore[arg-type]
     for worker in workers:
-        heard: list[str] = []
+        received: list[str] = []
 
-        def all_heard(worker: Worker = worker, heard: list[str] = heard) -> bool:
-            heard += [command.name for command in worker.take_commands()]
-            return len(heard) >= len(names)
+        def all_received(worker: Worker = worker, received: list[str] = received) -> bool:
+            received += [command.name for command in worker.take_commands()]
+            return len(received) >= len(names)
 
-        until(all_heard, "all commands came")
-        assert heard == names
+        until(all_received, "all commands arrive")
+        assert received == names
 
 
 def test_a_command_survives_the_coordinator_and_is_received_once(
@@ -553,7 +553,7 @@ def test_a_killed_member_breaks_the_barrier_at_once_with_the_reason(
     with CoordinatorClient(coordinator.address) as client:
         survivors = [client.register_worker(f"w{n}") for n in range(4)]
         victim = nursery.fork("children:workers", address=coordinator.address, worker_ids=["victim"])
-        victim.hear()
+        victim.receive()
         for worker in survivors:
             worker.wait_for_workers(5)
         waiting = [pool.submit(worker.barrier, "sync", timeout_s=DEADLINE_S) for worker in survivors[:3]]
@@ -575,8 +575,8 @@ def test_a_member_killed_while_waiting_breaks_the_barrier_too(
         worker = client.register_worker("w0")
         client.register_worker("w1")
         victim = nursery.fork("children:workers", address=coordinator.address, worker_ids=["victim"])
-        victim.hear()
-        victim.say(worker_id="victim", call="barrier", arguments={"name": "sync"})
+        victim.receive()
+        victim.send(worker_id="victim", call="barrier", arguments={"name": "sync"})
         worker.wait_for_workers(3)
         waiting = pool.submit(worker.barrier, "sync", timeout_s=DEADLINE_S)
         victim.kill()
@@ -592,7 +592,7 @@ def test_a_worker_frozen_past_its_lease_learns_that_it_is_lost(
     strict_coordinator: CoordinatorProcess, nursery: Nursery
 ) -> None:
     frozen = nursery.fork("children:workers", address=strict_coordinator.address, worker_ids=["w0"])
-    frozen.hear()
+    frozen.receive()
     with CoordinatorClient(strict_coordinator.address) as client:
         frozen.freeze()
         until(lambda: not client.list_workers().workers, "it is declared dead")
@@ -602,7 +602,7 @@ def test_a_worker_frozen_past_its_lease_learns_that_it_is_lost(
             answer = frozen.ask(worker_id="w0", call=call, arguments=arguments)
             assert answer["kind"] == "StaleIncarnation", call
             assert "register again" in answer["message"]
-        until(lambda: "StaleIncarnation" in frozen.ask(worker_id="w0", call="take_commands")["lost"], "`lost` says so")
+        until(lambda: "StaleIncarnation" in frozen.ask(worker_id="w0", call="take_commands")["lost"], "it is lost")
         assert client.list_workers().workers == []
 
 
@@ -610,7 +610,7 @@ def test_a_second_process_is_refused_while_the_first_lives_unless_it_takes_over(
     coordinator: CoordinatorProcess, nursery: Nursery, client: CoordinatorClient
 ) -> None:
     first = nursery.fork("children:workers", address=coordinator.address, worker_ids=["w0"])
-    assert first.hear()["incarnations"] == {"w0": 1}
+    assert first.receive()["incarnations"] == {"w0": 1}
     with pytest.raises(WorkerExists, match="set takeover to replace it"):
         client.register_worker("w0")
     successor = client.register_worker("w0", takeover=True)
@@ -701,7 +701,7 @@ def test_a_lost_worker_of_a_registry_is_named_and_may_be_registered_again(
     with DatasetRegistry(coordinator.address) as registry:
         worker = registry.register_worker("worker-01")
         client.register_worker("worker-01", takeover=True).deregister()
-        until(lambda: worker.lost is not None, "the registry has heard")
+        until(lambda: worker.lost is not None, "the registry knows it")
         with pytest.raises(StaleIncarnation, match=r"'worker-01' was lost .* register it again"):
             registry.remove_worker("worker-01")
         registry.register_worker("worker-01")

@@ -36,23 +36,23 @@ def run(*arguments: Any, code: int = 0) -> Result:
 
 
 def test_plan_prints_tables_of_splits_and_columns(data: Path) -> None:
-    said = run("plan", data, "--ranks", 2, "--batch-size", 10, "--workers", 1).output
-    assert "200 rows in 3 splits of 9 row groups in 3 files" in said
-    assert "part-1.parquet" in said
-    assert "Python objects" in said
-    assert "10 batches of 10 rows on each of 2 ranks, read in 2 lanes" in said
-    assert "lpt over 2 decode threads: the busiest has" in said
+    output = run("plan", data, "--ranks", 2, "--batch-size", 10, "--workers", 1).output
+    assert "200 rows in 3 splits of 9 row groups in 3 files" in output
+    assert "part-1.parquet" in output
+    assert "Python objects" in output
+    assert "10 batches of 10 rows on each of 2 ranks, read in 2 lanes" in output
+    assert "lpt over 2 decode threads: the busiest has" in output
 
 
 def test_plan_as_json_reports_what_a_filter_prunes(data: Path) -> None:
-    told = json.loads(run("plan", data, "--json", "--filter", "id >= 225", "--columns", "id", "--workers", 2).output)
-    assert told["num_rows"] == 45
-    assert [split["file"] for split in told["splits"]] == ["part-2.parquet"]
-    assert told["pruning"]["num_units_pruned"] == 7
-    assert told["pruning"]["bytes_planned"] < told["pruning"]["bytes_total"]
-    assert [column["column"] for column in told["columns"]] == ["id"]
-    assert told["balance"]["max_over_mean"] >= 1.0
-    assert told["delivery"]["batches"] == 1
+    result = json.loads(run("plan", data, "--json", "--filter", "id >= 225", "--columns", "id", "--workers", 2).output)
+    assert result["num_rows"] == 45
+    assert [split["file"] for split in result["splits"]] == ["part-2.parquet"]
+    assert result["pruning"]["num_units_pruned"] == 7
+    assert result["pruning"]["bytes_planned"] < result["pruning"]["bytes_total"]
+    assert [column["column"] for column in result["columns"]] == ["id"]
+    assert result["balance"]["max_over_mean"] >= 1.0
+    assert result["delivery"]["batches"] == 1
 
 
 def test_plan_warns_about_too_few_row_groups(data: Path) -> None:
@@ -60,22 +60,22 @@ def test_plan_warns_about_too_few_row_groups(data: Path) -> None:
 
 
 def test_peek_shows_the_first_rows_without_interpreting_them(data: Path) -> None:
-    said = run("peek", data, "--rows", 2, "--columns", "name,id").output
-    assert "row [bold]1" in said
-    assert "2 of 200 rows, 2 columns" in said
-    told = json.loads(run("peek", data, "--json", "-n", 3, "--filter", "price > 1").output)
-    assert told["num_rows"] == 200 - 6
-    assert [row["id"] for row in told["rows"]] == [2, 3, 4]
+    output = run("peek", data, "--rows", 2, "--columns", "name,id").output
+    assert "row [bold]1" in output
+    assert "2 of 200 rows, 2 columns" in output
+    result = json.loads(run("peek", data, "--json", "-n", 3, "--filter", "price > 1").output)
+    assert result["num_rows"] == 200 - 6
+    assert [row["id"] for row in result["rows"]] == [2, 3, 4]
 
 
 def test_bench_reads_an_epoch_and_reports_throughput(data: Path) -> None:
-    told = json.loads(run("bench", data, "--json", "--workers", 2, "--batch-size", 16, "--shuffle").output)
-    assert told["rows"] == 200
-    assert told["batches"] == 13
-    assert told["rows_per_s"] > 0
-    said = run("bench", data, "--columns", "id").output
-    assert "utilisation" in said
-    assert "rows/s" in said
+    result = json.loads(run("bench", data, "--json", "--workers", 2, "--batch-size", 16, "--shuffle").output)
+    assert result["rows"] == 200
+    assert result["batches"] == 13
+    assert result["rows_per_s"] > 0
+    output = run("bench", data, "--columns", "id").output
+    assert "utilisation" in output
+    assert "rows/s" in output
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_errors_name_the_cure(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["data", *(argument.format(data=data) for argument in arguments)])
-    said = capsys.readouterr().err
-    assert ended.value.code == code, said
-    assert cure in said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert ended.value.code == code, output
+    assert cure in output
+    assert "Traceback" not in output

@@ -89,13 +89,13 @@ class KeyServer:
                 return b""
             ends_s = math.ceil(time.time()) + VALID_S
             self.valid_until_s[self.key["access_key_id"]] = ends_s
-            told = {
+            response = {
                 "AccessKeyId": self.key["access_key_id"],
                 "SecretAccessKey": self.key["secret_access_key"],
                 "Token": "",
                 "Expiration": dt.datetime.fromtimestamp(ends_s, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             }
-        return json.dumps(told).encode()
+        return json.dumps(response).encode()
 
 
 class Gate(FaultyProxy):
@@ -138,7 +138,7 @@ class Child:
         self._process.communicate()
         self._temporary.cleanup()
 
-    def hear(self) -> Any:
+    def next_report(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"it exited with {self._process.wait()}"
@@ -179,10 +179,10 @@ def half_read(s3: S3Server, url: str, home: Path) -> Iterator[tuple[KeyServer, G
             "AWS_REGION": "us-east-1",
         }
         with Child(url, environment) as child:
-            assert child.hear() == {"planned": NUM_FILES * ROWS_EACH}
+            assert child.next_report() == {"planned": NUM_FILES * ROWS_EACH}
             num_for_plans = gate.num_served[FIRST["access_key_id"]]
             child.go_on()
-            ids = child.hear()["ids"]
+            ids = child.next_report()["ids"]
             assert gate.num_served.keys() == {FIRST["access_key_id"]}
             assert gate.num_served[FIRST["access_key_id"]] > num_for_plans  # it was also used to read rows
             yield keys, gate, child, ids
@@ -197,7 +197,7 @@ def test_credentials_that_expire_during_an_epoch_are_renewed_and_every_row_comes
         while (left_s := over_s - time.time()) > 0:
             time.sleep(left_s)  # the gate and the client depend on real time
         child.go_on()
-        rest = child.hear()
+        rest = child.next_report()
     assert rest["errors"] == {}
     for worker_type in ("thread", "process"):
         assert sorted(first_half[worker_type] + rest["ids"][worker_type]) == list(range(NUM_FILES * ROWS_EACH))
@@ -211,9 +211,9 @@ def test_credentials_that_are_not_renewed_are_reported(s3: S3Server, url: str, t
         keys.renew(FIRST if is_asked else None)
         keys.are_over = True
         child.go_on()
-        rest = child.hear()
+        rest = child.next_report()
     assert rest["errors"].keys() == {"thread", "process"}
-    for told in rest["errors"].values():
-        assert re.match(r"StorageDenied: \d\d\.parquet: access denied: ", told)
-        assert told.endswith("check its permissions, or the credentials")
+    for message in rest["errors"].values():
+        assert re.match(r"StorageDenied: \d\d\.parquet: access denied: ", message)
+        assert message.endswith("check its permissions, or the credentials")
     assert gate.num_refused

@@ -76,7 +76,7 @@ class World:
     num_workers: int = 1
     batch_size: int = 8
     steps: int | None = None
-    """Batches after which it crashes; None reads to the end."""
+    """The number of batches after which it crashes; None reads to the end."""
 
 
 class Loaders:
@@ -98,7 +98,7 @@ class Loaders:
         self.datasets = [dataset for _, dataset in made]
 
     def run(self, steps: int | None = None) -> list[list[list[int]]]:
-        """Step by step, the ids that each rank gets. Every rank has as many batches as the others, none is empty."""
+        """Return the ids of each rank, step by step; check that all ranks get equally many batches, none empty."""
         given: list[list[list[int]]] = []
         iterators: list[Any] = [iter(loader) for loader in self.loaders]
         while steps is None or len(given) < steps:
@@ -114,7 +114,7 @@ class Loaders:
         return given
 
     def state(self) -> dict[str, Any]:
-        """As a checkpoint keeps it; the same on every rank."""
+        """Return the state as a checkpoint stores it; it is the same on every rank."""
         states = [json.dumps(loader.state_dict(), sort_keys=True) for loader in self.loaders]
         assert len(set(states)) == 1
         found: dict[str, Any] = json.loads(states[0])
@@ -199,8 +199,8 @@ def test_every_row_is_delivered_exactly_once_through_any_chain_of_worlds_and_cra
     assert state["position"] == len(expected)
     times = Counter(seen)
     assert set(times) <= expected
-    assert len(seen) - padded == len(times), "a row that is there twice was counted as padding"
-    assert len(times) + dropped == len(expected), "a row that is not there was counted as dropped"
+    assert len(seen) - padded == len(times), "duplicates are counted as padding"
+    assert len(times) + dropped == len(expected), "missing rows are counted as dropped"
     assert dropped == 0 or tail == "drop"
 
 
@@ -418,7 +418,7 @@ def rewrite(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "filters", "words"),
+    ("change", "filters", "message"),
     [
         (add, None, "extra.parquet was added"),
         (remove, None, "001.parquet was removed"),
@@ -427,16 +427,16 @@ def rewrite(folder: Path) -> None:
     ],
 )
 def test_a_changed_dataset_is_refused_with_the_difference_or_accepted_on_request(
-    tmp_path: Path, change: Any, filters: str | None, words: str
+    tmp_path: Path, change: Any, filters: str | None, message: str
 ) -> None:
     folder, state = changed(tmp_path)
     change(folder)
     loaders = Loaders(folder, World(), filters=filters, cache=False)
-    with pytest.raises(PlanChanged, match=words) as refused:
+    with pytest.raises(PlanChanged, match=message) as refused:
         loaders.load(state)
     assert "the state at row 16 of epoch 0" in str(refused.value)
     assert "on_change='accept'" in str(refused.value)
-    num_rows = len(flat(loaders.run()))  # what was refused has changed nothing
+    num_rows = len(flat(loaders.run()))  # the refused state has changed nothing
     dataset = loaders.datasets[0]
     dataset.load_state_dict(state, on_change="accept")
     assert dataset.position == 16
@@ -451,7 +451,7 @@ def test_a_moved_dataset_is_the_same(tmp_path: Path) -> None:
     assert sorted(flat(loaders.run())) == list(range(16, 60))
 
 
-# Who reads what
+# Which rank reads what
 
 
 class CountingFileSystem(fsspec.implementations.local.LocalFileSystem):  # type: ignore[misc]
@@ -511,7 +511,7 @@ def test_each_row_group_is_read_by_one_rank_or_by_two_at_a_border(tmp_path: Path
             cache=False,
         )
         num_lanes = dataset.state_dict()["lanes"]
-        filesystem.read.clear()  # what planning read
+        filesystem.read.clear()  # drops the reads of planning
         assert len(list(loader)) == len(loader)
         # A footer is read with what happens to lie before it, up to the end of the file; rows never are.
         ranges.append([(name, first, last) for name, first, last in filesystem.read if last < sizes[name]])
@@ -524,7 +524,7 @@ def test_each_row_group_is_read_by_one_rank_or_by_two_at_a_border(tmp_path: Path
             first = min(column.dictionary_page_offset or column.data_page_offset for column in columns)
             last = first + sum(column.total_compressed_size for column in columns)
             readers = [rank for rank in range(3) if times[rank][first:last].all()]
-            assert readers, f"row group {group} of {name} was read by nobody"
+            assert readers, f"no rank read row group {group} of {name}"
             # A lane's rows are read front to back: a row group is read again only where two lanes meet in it.
             assert max(times[rank][first:last].max() for rank in readers) <= 2
             num_readers.append(len(readers))
@@ -613,7 +613,7 @@ def test_shuffled_neighbours_share_a_file_no_more_often_than_any_two_rows_of_a_b
 
 def test_without_shuffle_neighbours_share_a_file(many_files: Path) -> None:
     loader, _ = StructuredDataset.create_dataloader(many_files, batch_size=256, num_workers=1, output_format="numpy")
-    # 39 borders between 40,000 rows: what the measure says of an order that is none.
+    # 39 borders between 40,000 rows: the measure of an order that was not shuffled.
     assert share_of_neighbours([batch["file"] for batch in loader]) == 1 - (NUM_FILES - 1) / (40_000 - 1)
 
 
@@ -645,8 +645,8 @@ def test_memory_stays_below_a_shuffle_buffer_and_two_splits_per_worker(
 
 @pytest.fixture(scope="module")
 def wide_files(root: Path) -> Path:
-    """Rows of 4 KiB that say nothing of their width, neither by their type nor, since they compress well, by the bytes
-    that are read of them.
+    """Rows of 4 KiB whose width cannot be estimated: neither their type reveals it nor, since they compress well, the
+    number of bytes read.
     """
     (root / "wide").mkdir()
     offsets = np.arange(0, 500 * 1024 + 1, 1024, dtype=np.int32)
@@ -663,7 +663,7 @@ def test_memory_stays_bounded_if_rows_are_wider_than_estimated(wide_files: Path,
     row_bytes, group_rows, split_bytes = 4 * 1024 + 4, 100, 2 << 20
     shuffled = {"shuffle": True, "shuffle_buffer_size": window_rows} if window_rows else {}
     peak = peak_bytes(wide_files, split_bytes=split_bytes, **shuffled)
-    # What is decoded before anybody knows: as many row groups as lanes and workers begin with.
+    # Decoded before the width is known: the first row groups of all lanes and workers.
     first = 10 * group_rows * row_bytes
     assert peak <= window_rows * row_bytes + 2 * split_bytes * 2 + first < 10_000 * row_bytes / 2
 
@@ -672,10 +672,10 @@ def test_memory_stays_bounded_if_rows_are_wider_than_estimated(wide_files: Path,
 def categories(root: Path) -> Path:
     """Strings of 100 characters, of which files hold 50 distinct ones and a code per row, like a pandas Categorical."""
     (root / "categories").mkdir()
-    words = pa.array([f"{number:02}" * 50 for number in range(50)])
+    values = pa.array([f"{number:02}" * 50 for number in range(50)])
     for number in range(10):
         codes = pa.array(np.random.default_rng(number).integers(50, size=100_000).astype(np.int8))
-        table = pa.table({"word": pa.DictionaryArray.from_arrays(codes, words)})
+        table = pa.table({"word": pa.DictionaryArray.from_arrays(codes, values)})
         pq.write_table(table, root / "categories" / f"{number}.parquet")
     return root / "categories"
 
@@ -686,8 +686,8 @@ def test_memory_stays_bounded_for_dictionary_encoded_strings(categories: Path, o
     row_bytes, group_rows, window_rows = 108, 100_000, 20_000
     split_bytes = 2 * group_rows * row_bytes
     command = [sys.executable, data_children.__file__, "hold", str(categories), output_format, str(split_bytes)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    lanes, peak_bytes, process_bytes = json.loads(told)
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    lanes, peak_bytes, process_bytes = json.loads(output)
     promised = window_rows * row_bytes + 2 * split_bytes
     assert lanes == (2 if output_format == "numpy" else 8)  # in Arrow's form it stays a dictionary
     assert peak_bytes <= promised

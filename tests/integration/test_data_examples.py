@@ -39,9 +39,9 @@ def test_the_example_trains_stops_and_resumes_at_the_next_row(tmp_path: Path) ->
     )
 
     assert (ran.returncode, ran.stderr) == (0, "")
-    told = re.findall(r"(\d+) batches, now at row (\d+) of (\d+)", ran.stdout)
-    # 48 batches of 128 rows are 6,144: the last has fewer, and together they are 48 whether or not it was stopped.
-    assert [tuple(map(int, each)) for each in told] == [(30, 3_840, 6_077), (18, 6_077, 6_077)]
+    reports = re.findall(r"(\d+) batches, now at row (\d+) of (\d+)", ran.stdout)
+    # 48 batches of 128 rows would be 6,144, so the last is smaller. There are 48, with or without the stop.
+    assert [tuple(map(int, each)) for each in reports] == [(30, 3_840, 6_077), (18, 6_077, 6_077)]
 
 
 def test_the_example_is_short() -> None:

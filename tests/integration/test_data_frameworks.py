@@ -71,7 +71,7 @@ def test_accelerate_steps_with_the_last_batch_although_its_gradients_are_not_yet
     accelerate: Any, folder: Path
 ) -> None:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
-    loader, _ = open_loader(folder)  # not told of the accelerator before prepare
+    loader, _ = open_loader(folder)  # without the accelerator, before prepare
     model = nn.Linear(1, 1)
     loader, model, optimizer = accelerator.prepare(loader, model, torch.optim.SGD(model.parameters(), lr=0.01))
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_accelerate_skips_batches_without_a_loaded_state(accelerate: Any, folder
 
 
 LIGHTNING_WARNINGS = [
-    # Lightning's own, about its own defaults or its own use of torch; none of them is of our making.
+    # Lightning's warnings about its own defaults or its own use of torch; none is caused by Strata.
     "ignore:.*does not have many workers.*",
     "ignore:.*has `__len__` defined.*",
     "ignore:.*Checkpoint directory .* exists and is not empty.*",
@@ -274,7 +274,7 @@ def train(
 
 def quiet_transformers(test: Any) -> Any:
     for pattern in (
-        "ignore::FutureWarning",  # of transformers and torch about each other
+        "ignore::FutureWarning",  # warnings of transformers and torch about each other
         "ignore::DeprecationWarning",
         "ignore:.*pin_memory.*no accelerator is found.*:UserWarning",
     ):

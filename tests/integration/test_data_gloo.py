@@ -42,10 +42,10 @@ def rank_main(
     for name in ("RANK", "WORLD_SIZE"):
         os.environ.pop(name, None)
 
-    def say(**words: Any) -> None:
-        lifeline.say(said=words)
+    def report(**fields: Any) -> None:
+        lifeline.send(said=fields)
 
-    data_children.say = say
+    data_children.report = report
     getattr(data_children, script)(folder, meeting, str(rank), str(num_ranks))
 
 
@@ -55,13 +55,13 @@ def test_three_ranks_train_to_the_end_over_unequal_files_with_a_filter(tmp_path:
     ranks = torch_ranks.run(rank_main, NUM_RANKS, deadline_s=DEADLINE_S, **places)
     assert [(one["rank"], one["num_ranks"]) for one in ranks] == [(rank, NUM_RANKS) for rank in range(NUM_RANKS)]
     assert {one["found_in"] for one in ranks} == {"torch.distributed"}
-    assert [one["looked"] for one in ranks] == [1, 0, 0], "rank 0 looks at the files and tells the others"
+    assert [one["looked"] for one in ranks] == [1, 0, 0], "only rank 0 surveys the files"
     assert {len(one["sizes"]) for one in ranks} == {one["length"] for one in ranks} == {len(EXPECTED) // 48 + 1}
     assert all(min(one["sizes"]) > 0 for one in ranks)
     ids = [number for one in ranks for number in one["ids"]]
     assert len(ids) == len(EXPECTED)
     assert set(ids) == EXPECTED
-    assert len({tuple(one["weight"]) for one in ranks}) == 1, "one model"
+    assert len({tuple(one["weight"]) for one in ranks}) == 1, "all ranks have the same model"
     assert len({json.dumps(one["state"]) for one in ranks}) == 1
 
 
@@ -69,8 +69,8 @@ def test_only_rank_0_reads_a_column_for_its_vocabulary_and_all_ranks_share_it(
     tmp_path: Path, torch_ranks: TorchRanks
 ) -> None:
     (tmp_path / "data").mkdir()
-    for number, words in enumerate((["b", "a"], ["c", "b"])):
-        pq.write_table(pa.table({"s": words * 20}), tmp_path / "data" / f"{number}.parquet")
+    for number, letters in enumerate((["b", "a"], ["c", "b"])):
+        pq.write_table(pa.table({"s": letters * 20}), tmp_path / "data" / f"{number}.parquet")
     places = {"folder": str(tmp_path / "data"), "meeting": str(tmp_path / "meeting"), "script": "codes"}
     ranks = torch_ranks.run(rank_main, NUM_RANKS, deadline_s=DEADLINE_S, **places)
     assert [one["decoded"] for one in ranks] == [2, 0, 0]

@@ -253,7 +253,7 @@ def test_every_type_is_read_and_filtered_as_pyiceberg_does(warehouse: Warehouse)
         assert planned(table, scan_filter=scan_filter)[0]["id"].to_pylist() == [2], "pyiceberg does not support it"
 
 
-# --- schemas that moved on ---
+# --- schema evolution ---
 
 
 def test_columns_that_were_added_renamed_reordered_and_widened_are_read(warehouse: Warehouse) -> None:
@@ -342,7 +342,7 @@ def test_a_file_with_an_incompatible_column_is_rejected_by_name(warehouse: Wareh
     assert found["name"].to_pylist() == ["a", "b"]
 
 
-# --- elsewhere ---
+# --- object storage ---
 
 
 def test_a_table_on_s3_is_read_with_the_storage_settings_of_its_catalog(tmp_path: Path, s3: S3Server) -> None:
@@ -657,7 +657,7 @@ def test_file_metadata_is_cached_until_other_rows_are_deleted(
     assert changed.num_rows == first.num_rows - 1
 
 
-# --- what goes wrong ---
+# --- errors ---
 
 
 def test_missing_or_damaged_files_are_named_or_skipped(warehouse: Warehouse) -> None:
@@ -747,11 +747,11 @@ def test_an_empty_catalog_hints_at_a_wrong_address(tmp_path: Path) -> None:
 
 def test_progress_is_reported(warehouse: Warehouse) -> None:
     table, _ = groups_of_ten(warehouse, (0, 20), (20, 40))
-    told: list[tuple[str, int, int]] = []
-    plan_table(table, progress=lambda *step: told.append(step))
-    assert told == [("looking at files", 1, 2), ("looking at files", 2, 2)]
-    plan_table(table, progress=lambda *step: told.append(step), scan_filter="name = 'n1'")
-    assert told[-1] == ("counting rows", 2, 2)
+    progress: list[tuple[str, int, int]] = []
+    plan_table(table, progress=lambda *step: progress.append(step))
+    assert progress == [("looking at files", 1, 2), ("looking at files", 2, 2)]
+    plan_table(table, progress=lambda *step: progress.append(step), scan_filter="name = 'n1'")
+    assert progress[-1] == ("counting rows", 2, 2)
 
 
 def test_positions_are_numpy_and_sorted(warehouse: Warehouse) -> None:

@@ -91,7 +91,7 @@ def test_a_state_outlives_later_writes_if_the_snapshot_is_named(warehouse: Wareh
     rest = load(table, snapshot_id=snapshot)
     rest.load_state_dict(state)
     for batch in rest:
-        assert sorted(batch) == ["id", "score"]  # as it was called then
+        assert sorted(batch) == ["id", "score"]  # the name of the column at that time
         seen += batch["id"].tolist()
     assert sorted(seen) == LEFT
     assert sorted(next(iter(load(table)))) == ["id", "points"]

@@ -70,7 +70,7 @@ def open_loader(path: Any, **arguments: Any) -> tuple[Any, Any]:
     )
 
 
-# Nothing must be left
+# Leftovers
 
 
 def our_threads() -> list[str]:
@@ -254,10 +254,10 @@ def test_a_strategy_that_reverses_the_order_does_not_block(folder: Path) -> None
 def test_ctrl_c_and_a_sudden_death_end_all_processes_in_seconds(
     tmp_path: Path, worker_type: str, transform: str, how: signal.Signals
 ) -> None:
-    # `poisoned` meets no such id here, and `endless` comes back for the first row group only.
+    # No id is poisoned here, and `endless` returns for the first row group only.
     write_ids(tmp_path / "data" / "0.parquet", 0, 700)
     with (
-        tempfile.TemporaryDirectory(prefix="loop-") as temporary,  # multiprocessing's, who dies suddenly cannot remove
+        tempfile.TemporaryDirectory(prefix="loop-") as temporary,  # a killed process leaves files in it
         subprocess.Popen(
             [sys.executable, CHILDREN, "loop_for_ever", tmp_path / "data", worker_type, transform],
             env={**os.environ, "TMPDIR": temporary},
@@ -269,11 +269,11 @@ def test_ctrl_c_and_a_sudden_death_end_all_processes_in_seconds(
         assert child.stdout is not None
         try:
             if transform == "endless":
-                # No batch can be counted on before it hangs: interrupt it while it waits for its workers.
+                # It may hang before the first batch: interrupt it while it waits for its workers.
                 workers = _wait_for_workers(child.pid)
             else:
-                told = json.loads(child.stdout.readline())
-                workers = [psutil.Process(pid) for pid in told["children"]]
+                report = json.loads(child.stdout.readline())
+                workers = [psutil.Process(pid) for pid in report["children"]]
             child.send_signal(how)
             _, errors = child.communicate(timeout=DEADLINE_S)
         finally:
@@ -295,7 +295,7 @@ def _wait_for_workers(pid: int) -> list[psutil.Process]:
     return found
 
 
-# What it is
+# Types
 
 
 def test_the_loader_is_a_torch_dataloader_over_an_iterable_dataset_with_a_length(folder: Path) -> None:
@@ -313,7 +313,7 @@ def test_the_loader_is_a_torch_dataloader_over_an_iterable_dataset_with_a_length
 
 
 @pytest.mark.filterwarnings("ignore:.*number of processes that is likely too many.*:UserWarning")
-# torch forks, and JAX, if another test has brought it into this process, says that one should not.
+# torch forks, and JAX warns about forks if another test has imported it into this process.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <function _at_fork.*:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:os.fork.*:RuntimeWarning")
 def test_a_torch_dataloader_with_processes_over_our_dataset_is_refused(folder: Path) -> None:
@@ -475,7 +475,7 @@ def test_processes_deliver_the_same_batches_as_threads(folder: Path) -> None:
     assert one_process == {os.getpid()}
     assert os.getpid() not in several
     assert len(several) == 2
-    # Of one worker: with two, it is chance who opens which file, and reads its footer.
+    # With one worker: with two, chance decides which one opens a file and reads its footer.
     assert run("process", 1)[2] == run("thread", 1)[2] > 0
     assert our_processes() == []
 
@@ -549,7 +549,7 @@ def test_a_damaged_row_group_is_named_or_skipped_and_counted_and_ranks_stay_in_s
         skipped += metrics.skipped_rows
         assert metrics.total.errors >= metrics.skipped_units
     assert num_batches == {12}
-    assert units in (1, 2)  # by each rank that met it
+    assert units in (1, 2)  # by each rank that reads it
     assert skipped == 100
     assert len(ids) - repeated == 1400
     assert set(ids) == set(range(1500)) - set(range(700, 800))
@@ -700,7 +700,7 @@ def test_hive_keys_in_the_path_of_a_file_are_columns_as_in_pyarrow(tmp_path: Pat
     assert columns(one, filters="split == 'train'") == {"split": "train", "day": 1}
 
 
-# Text that is not as it should be
+# Malformed text
 
 
 @pytest.mark.parametrize("num_before", [1, 200_000])
@@ -711,9 +711,9 @@ def test_an_error_about_json_of_mixed_types_does_not_suggest_a_schema(
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * num_before + '{"a": "x"}\n')
     with pytest.raises(
         (DataFileInvalid, SchemaMismatch), match="write them in one type, for example all as strings"
-    ) as told:
+    ) as refused:
         list(open_loader(tmp_path, schema=schema)[0])
-    assert "schema=pa.schema" not in str(told.value)
+    assert "schema=pa.schema" not in str(refused.value)
 
 
 @pytest.mark.parametrize("num_before", [0, 300_000])

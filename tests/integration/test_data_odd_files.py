@@ -70,14 +70,14 @@ for columns in (None, ["a", "b"], ["b"], ["a", "c"]):
 @pytest.mark.parametrize("encrypted", [["b"], ["b", "a"]])
 def test_columns_that_are_not_encrypted_are_read_and_the_others_named(tmp_path: Path, encrypted: list[str]) -> None:
     write_encrypted(tmp_path / "a.parquet", encrypted)
-    told = in_child(READ_PARTLY, tmp_path / "a.parquet").splitlines()
-    assert all("'b'" in line and "encrypted" in line and "columns=" in line for line in told[:6])
+    lines = in_child(READ_PARTLY, tmp_path / "a.parquet").splitlines()
+    assert all("'b'" in line and "encrypted" in line and "columns=" in line for line in lines[:6])
     if "a" in encrypted:
-        assert all("'a'" in line for line in told[6:])
+        assert all("'a'" in line for line in lines[6:])
     elif int(pa.__version__.partition(".")[0]) >= 26:
-        assert told[6:] == ["100", "50"]
+        assert lines[6:] == ["100", "50"]
     else:
-        assert all("does not support: Cannot decrypt ColumnMetadata" in line for line in told[6:])
+        assert all("does not support: Cannot decrypt ColumnMetadata" in line for line in lines[6:])
 
 
 def test_a_filter_on_an_encrypted_column_names_it(tmp_path: Path) -> None:

@@ -121,19 +121,19 @@ def test_views_and_runs_are_compared_by_value(tmp_path: Path, case: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("fails", "told"),
+    ("fails", "message"),
     [
         (pc.field("at") > pa.scalar(0, pa.timestamp("s", "UTC")), "does not fit its columns"),
         (pc.divide(pc.field("id"), pc.field("zero")) > 1, "fails on a row: divide by zero"),
     ],
 )
 def test_an_invalid_filter_on_partitions_is_refused_without_reading_rows(
-    tmp_path: Path, fails: pc.Expression, told: str
+    tmp_path: Path, fails: pc.Expression, message: str
 ) -> None:
     (tmp_path / "day=1").mkdir()
     rows = {"id": pa.array([1]), "zero": pa.array([0]), "at": pa.array([0], pa.timestamp("s"))}
     pq.write_table(pa.table(rows), tmp_path / "day=1" / "0.parquet")
-    with pytest.raises(SchemaMismatch, match=told):
+    with pytest.raises(SchemaMismatch, match=message):
         list(StructuredDataset.create_dataloader(str(tmp_path), filters=fails | (pc.field("day") == 1), cache=False)[0])
 
 

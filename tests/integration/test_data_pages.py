@@ -133,10 +133,10 @@ def test_a_row_group_whose_pages_are_all_excluded_is_pruned(tmp_path: Path) -> N
 def test_shuffled_rows_are_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     filters = "time >= 3000 and time < 4200 or time > 31_000 and time < 51_000"
     options: dict[str, Any] = {"shuffle": True, "batch_size": 700, "num_workers": 2}
-    told: dict[str, Any] = {"worker_type": "process"} if where == "in processes" else {}
+    more: dict[str, Any] = {"worker_type": "process"} if where == "in processes" else {}
     if where == "far away":
-        told["filesystem"] = pafs.PyFileSystem(pafs.FSSpecHandler(DirFileSystem(str(folder))))
-    found, dataset = load("/" if where == "far away" else folder, filters, **options, **told)
+        more["filesystem"] = pafs.PyFileSystem(pafs.FSSpecHandler(DirFileSystem(str(folder))))
+    found, dataset = load("/" if where == "far away" else folder, filters, **options, **more)
     assert dataset.plan.parts is not None
     without_pages(monkeypatch)
     same, other = load(folder, filters, **options)

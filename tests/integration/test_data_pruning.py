@@ -298,13 +298,13 @@ def check_every_unit(found: Planted, condition: pc.Expression, passing: set[int]
         used = pa.schema([facts.schema.field("x")])
         asked = filters.bind(filters.parse(condition), used).expression
         tree = expression.decode(asked)
-        told = form.presence(LOCAL, file, facts, tree, used)
+        decisions = form.presence(LOCAL, file, facts, tree, used)
         reader = form.open(LOCAL, file, facts.schema, facts.version)
         judged = {}
         if isinstance(reader, PagedReader):
             with mock.patch.object(parquet_pages, "MIN_SAVED_BYTES", 0):
                 judged = dict(reader.judge(facts.units, tree, used))
-        for unit, presence in zip(facts.units, told, strict=True):
+        for unit, presence in zip(facts.units, decisions, strict=True):
             own = range(first_row + unit.first_row, first_row + unit.first_row + unit.num_rows)
             rows = expression.mask(reader.read(unit, ["x"]), asked).to_pylist()
             assert {row for row, is_true in zip(own, rows, strict=True) if is_true} == passing & set(own), condition

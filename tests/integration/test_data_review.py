@@ -181,8 +181,8 @@ def test_files_left_out_of_the_plan_are_named_and_counted(tmp_path: Path, caplog
     assert (metrics.plan_skipped_files, metrics.plan_skipped_units, metrics.skipped_rows) == (1, 0, 0)
     assert "1 files left out of the plan" in metrics.log_line()
     assert "1.parquet" in next(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    told = prometheus_client.generate_latest().decode()
-    assert 'strata_data_plan_skipped_files{dataset="left-out"} 1.0' in told
+    exported = prometheus_client.generate_latest().decode()
+    assert 'strata_data_plan_skipped_files{dataset="left-out"} 1.0' in exported
 
 
 @pytest.fixture

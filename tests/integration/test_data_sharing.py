@@ -24,17 +24,17 @@ from strata.errors import NoData
 
 distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=3)
 ranks = r.find_ranks(environment={})
-calls, heard = [], []
+calls, results = [], []
 
-def hear(produce):
+def share(produce):
     def counted():
         calls.append(ranks.rank)
         return produce()
     try:
         data = r.share(ranks, counted)
-        heard.append([len(data), data[:4].hex(), sum(data)])
+        results.append([len(data), data[:4].hex(), sum(data)])
     except Exception as error:
-        heard.append([type(error).__name__, str(error), getattr(error, "field", "")])
+        results.append([type(error).__name__, str(error), getattr(error, "field", "")])
 
 def refuse():
     raise NoData("there are no files in /nowhere; check the path", field="path")
@@ -49,22 +49,22 @@ def too_much():
 def little():
     return b"in step"
 
-hear(lambda: bytes(range(256)) * 4096 + bytes([ranks.rank]))
-hear(lambda: b"")
-hear(refuse)
-hear(lambda: {}["nothing"])
-hear(refuse_at_length)
-hear(too_much)
-hear(little)
+share(lambda: bytes(range(256)) * 4096 + bytes([ranks.rank]))
+share(lambda: b"")
+share(refuse)
+share(lambda: {}["nothing"])
+share(refuse_at_length)
+share(too_much)
+share(little)
 distributed.barrier()
 
-def tell():
-    who = [ranks.rank, ranks.world_size, ranks.found_in]
-    print(json.dumps({"ranks": who, "calls": len(calls), "heard": heard}), flush=True)
+def report():
+    own = [ranks.rank, ranks.world_size, ranks.found_in]
+    print(json.dumps({"ranks": own, "calls": len(calls), "results": results}), flush=True)
     os._exit(0)
 
-hear(tell)  # rank 0 dies here, and the others wait for it
-tell()
+share(report)  # rank 0 exits here, while the others wait for it
+report()
 """
 
 
@@ -80,15 +80,15 @@ def test_all_ranks_get_the_result_or_the_error_of_rank_0_and_its_death_is_report
         for rank in range(NUM_RANKS)
     ]
     try:
-        said = [child.communicate(timeout=DEADLINE_S)[0] for child in children]
+        outputs = [child.communicate(timeout=DEADLINE_S)[0] for child in children]
     finally:
         for child in children:
             child.kill()
-    found = [json.loads(text.splitlines()[-1]) for text in said]
+    found = [json.loads(text.splitlines()[-1]) for text in outputs]
 
     assert [one["ranks"] for one in found] == [[rank, NUM_RANKS, "torch.distributed"] for rank in range(NUM_RANKS)]
     assert [one["calls"] for one in found] == [8, 0, 0]
-    whole, empty, refused, failed, long, too_much, last = zip(*(one["heard"][:7] for one in found), strict=True)
+    whole, empty, refused, failed, long, too_much, last = zip(*(one["results"][:7] for one in found), strict=True)
     assert whole == ([256 * 4096 + 1, "00010203", 4096 * sum(range(256))],) * NUM_RANKS
     assert empty == ([0, "", 0],) * NUM_RANKS
     assert refused == (["NoData", "there are no files in /nowhere; check the path", "path"],) * NUM_RANKS
@@ -98,7 +98,7 @@ def test_all_ranks_get_the_result_or_the_error_of_rank_0_and_its_death_is_report
     assert {kind for kind, _, _ in too_much} == {"LimitExceeded"}
     assert last == ([7, b"in s".hex(), sum(b"in step")],) * NUM_RANKS
     for one in found[1:]:
-        kind, message, _ = one["heard"][7]
+        kind, message, _ = one["results"][7]
         assert kind == "DataError"
         assert message.startswith("the broadcast from rank 0 failed: ")
 
@@ -111,6 +111,6 @@ def test_a_real_accelerator_provides_the_rank() -> None:
         assert (found.rank, found.world_size, found.found_in) == (0, 1, "the accelerator")
         assert found.device == accelerator.device
     finally:
-        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # else the next one would be this
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # the state is global
     with pytest.raises(InvalidArgument, match=r"accelerator is a Accelerator .*_reset_state\(\)` was called"):
         find_ranks(accelerator=accelerator, environment={})

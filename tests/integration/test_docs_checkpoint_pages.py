@@ -1,6 +1,6 @@
-"""The pages on policies and on object stores: what they show is run on real servers, and their tables are complete.
+"""The pages on policies and object stores: their examples run on real servers, and their tables are complete.
 
-What needs no server is run by `test_docs_snippets.py`, as on every page.
+`test_docs_snippets.py` runs the examples that need no server, as on every page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 def shown(page: Path, *, of: str) -> str:
-    """The blocks that are only shown elsewhere and need a server: those that name a place of that kind."""
+    """Return the `no-run` blocks that name a location of this kind; they need a server."""
     found = [block.text for block in blocks(page) if block.info == "python no-run" and of in block.text]
     assert found
     return "\n".join(found)
@@ -145,14 +145,14 @@ def test_the_page_names_every_kind_of_url() -> None:
     assert account == "account"
 
 
-def test_the_command_that_the_page_shows_for_other_profiles_is_the_one_that_is_told(tmp_path: Path) -> None:
+def test_the_page_and_the_error_show_the_same_command_for_other_profiles(tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("[profile research]\nsso_session=x\n")
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as refused:
         read_settings("s3://b", {"profile": "research"}, {"AWS_CONFIG_FILE": str(config), "HOME": str(tmp_path)})
     (command,) = re.findall(r"^\$ (eval .*)$", STORES.read_text(encoding="utf-8"), re.MULTILINE)
 
-    assert told.value.message.endswith(command)
+    assert refused.value.message.endswith(command)
 
 
 def test_the_page_names_every_strategy_and_every_policy() -> None:

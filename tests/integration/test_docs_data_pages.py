@@ -1,7 +1,6 @@
-"""The pages on data: what is only shown elsewhere, because it needs several processes or a library, is run here; and
-their tables are complete.
+"""The pages on data: the examples that need several processes or a library run here, and their tables are complete.
 
-What needs no more than one process is run by `test_docs_snippets.py`, as on every page.
+`test_docs_snippets.py` runs the examples that need a single process, as on every page.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ def section(page: Path, heading: str) -> str:
 
 
 def first_cells(table: str) -> list[str]:
-    """The words in code font in the first column of a section's tables."""
+    """Return the text in code font in the first column of a section's tables."""
     cells = re.findall(r"^\| ([^|]*) \|", table, re.MULTILINE)
     return [word for cell in cells for word in re.findall(r"`([^`]+)`", cell)]
 
 
 def shown(page: Path, *, of: str) -> str:
-    """The one block that is only shown and has these words."""
+    """Return the only `no-run` block that contains this text."""
     (found,) = [block.text for block in blocks(page) if block.info == "python no-run" and of in block.text]
     return found
 
@@ -75,7 +74,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the datasets that the pages make at their beginnings."""
+    """A directory with the datasets that the pages create at their start."""
     directory = tmp_path_factory.mktemp("pages")
     with contextlib.chdir(directory):
         for page in (DATA, WORKERS):
@@ -104,7 +103,7 @@ def run_script(script: str, directory: Path, *options: str, name: str = "shown.p
     return run([sys.executable, *options, path], directory).stdout
 
 
-# -- what is shown -------------------------------------------------------------------------------------------------
+# -- examples ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.timeout(120)
@@ -114,25 +113,25 @@ def test_two_ranks_of_ddp_take_the_same_steps_and_see_every_row_once(place: Path
     launcher = [sys.executable, "-m", "torch.distributed.run", *shlex.split(command)]
     printed = run(launcher, place, OMP_NUM_THREADS="1").stdout
 
-    told = {tuple(map(int, each)) for each in re.findall(r"rank (\d): (\d+) batches, (\d+) of (\d+) rows", printed)}
-    assert {rank for rank, *_ in told} == {0, 1}
-    assert len({num_batches for _, num_batches, *_ in told}) == 1
-    (total,) = {total for *_, total in told}
-    assert sum(num_rows for _, _, num_rows, _ in told) == total < 12_500
+    reports = {tuple(map(int, each)) for each in re.findall(r"rank (\d): (\d+) batches, (\d+) of (\d+) rows", printed)}
+    assert {rank for rank, *_ in reports} == {0, 1}
+    assert len({num_batches for _, num_batches, *_ in reports}) == 1
+    (total,) = {total for *_, total in reports}
+    assert sum(num_rows for _, _, num_rows, _ in reports) == total < 12_500
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_what_is_shown_for_libraries_runs_with_them(place: Path, tmp_path: Path) -> None:
+def test_the_examples_for_libraries_run_with_them(place: Path, tmp_path: Path) -> None:
     (tmp_path / "clicks").symlink_to(place / "clicks")  # the libraries write into the directory they run in
-    run_script("\n".join(shown(RANKS, of=words) for words in LIBRARIES), tmp_path)
+    run_script("\n".join(shown(RANKS, of=marker) for marker in LIBRARIES), tmp_path)
 
 
 def test_a_transform_runs_in_processes_as_shown(place: Path) -> None:
     run_script(shown(WORKERS, of='worker_type="process"'), place, "-W", "error")
 
 
-def test_what_the_index_shows_runs(place: Path) -> None:
+def test_the_example_of_the_index_runs(place: Path) -> None:
     script = shown(ROOT / "docs" / "README.md", of="StructuredDataset")
     assert "s3://bucket/clicks/" in script
     names: dict[str, Any] = {}
@@ -153,10 +152,10 @@ def test_the_commands_that_are_shown_run(place: Path) -> None:
             assert result.exit_code == 0, result.output
 
 
-def test_every_block_that_is_only_shown_is_run_here_or_needs_what_is_not_installed() -> None:
+def test_every_no_run_block_is_run_here_or_needs_a_library_that_is_not_installed() -> None:
     run_here = {
         shown(RANKS, of="# train.py"),
-        *(shown(RANKS, of=words) for words in LIBRARIES),
+        *(shown(RANKS, of=marker) for marker in LIBRARIES),
         shown(WORKERS, of='worker_type="process"'),
     }
     others = [
@@ -194,19 +193,19 @@ def test_the_page_on_iceberg_names_what_differs() -> None:
 
 def test_the_page_names_every_format_its_endings_and_the_options_of_csv() -> None:
     rows = re.findall(r"^\| `\"(\w+)\"` \| (.*?) \|", section(DATA, "Input files"), re.MULTILINE)
-    endings = {name: tuple(re.findall(r"`(\.\w+)`", told.partition(";")[0])) for name, told in rows}
+    endings = {name: tuple(re.findall(r"`(\.\w+)`", cell.partition(";")[0])) for name, cell in rows}
 
     assert endings == dict(paths.SUFFIXES)
     assert set(endings) == set(formats.NAMES)
     assert all(f"`{suffix}`" in text(DATA) for suffix in paths.COMPRESSED)
-    told = re.search(r"For CSV they are (.*?)\. ", text(DATA), re.DOTALL)
-    assert told
-    assert re.findall(r"`(\w+)`", told[1]) == [
+    listed = re.search(r"For CSV they are (.*?)\. ", text(DATA), re.DOTALL)
+    assert listed
+    assert re.findall(r"`(\w+)`", listed[1]) == [
         name for name in inspect.signature(CsvFormat).parameters if name not in inspect.signature(TextFormat).parameters
     ]
 
 
-def test_what_the_page_names_on_a_dataset_is_there() -> None:
+def test_every_attribute_that_the_page_names_exists_on_a_dataset() -> None:
     names = [name.partition("(")[0] for name in first_cells(section(DATA, "Quick start"))]
 
     assert len(names) >= 10
@@ -266,11 +265,11 @@ WINDOWS = {
     Cause.SLOW_DECODE: {"decode_s": 9.0, "assemble_s": 1.0},
     Cause.SLOW_CONSUMER: {"blocked_s": 9.0, "decode_s": 1.0},
 }
-"""What a worker did in ten seconds, for which the loader tells each cause."""
+"""How a worker spent ten seconds, for which the loader reports each cause."""
 
 
 @pytest.mark.parametrize("cause", Cause, ids=lambda cause: cause.name.lower())
-def test_what_the_page_says_a_loader_tells_is_what_it_tells(cause: Cause) -> None:
+def test_the_page_describes_the_warning_that_a_loader_logs(cause: Cause) -> None:
     wait_s = 0.1 if cause is Cause.SLOW_CONSUMER else 5.0
     window = LoaderMetrics(
         workers=(WorkerMetrics(worker=0, **WINDOWS[cause]),),  # type: ignore[arg-type]
@@ -281,26 +280,26 @@ def test_what_the_page_says_a_loader_tells_is_what_it_tells(cause: Cause) -> Non
     facts = PlanFacts(num_row_groups=1, num_splits=1, is_local=True)
     diagnosis = diagnose(window, facts, num_workers=1)
     rows = re.findall(r"^\| ([^|]*) \| [^|]+ \| [^|]+ \|$", section(METRICS, "Bottleneck warnings"), re.MULTILINE)
-    told = [row.strip("… ") for row in rows[1:]]
+    phrases = [row.strip("… ") for row in rows[1:]]
 
     assert diagnosis is not None
     assert diagnosis.cause is cause
-    assert len([words for words in told if words in diagnosis.found]) == 1
-    assert len(told) == len(Cause)
+    assert len([phrase for phrase in phrases if phrase in diagnosis.found]) == 1
+    assert len(phrases) == len(Cause)
 
 
-def test_the_page_on_stores_tells_how_often_reading_is_tried_again() -> None:
-    told = re.search(
+def test_the_page_on_stores_states_how_often_reads_are_retried() -> None:
+    found = re.search(
         r"`max_retries` is (\d+) .*`retry_timeout_s` is (\d+)", section(DOCS / "object-stores.md", "Reading data")
     )
-    assert told
+    assert found
 
-    assert (int(told[1]), float(told[2])) == (storage_options.MAX_ATTEMPTS - 1, storage_options.GCS_RETRY_S)
+    assert (int(found[1]), float(found[2])) == (storage_options.MAX_ATTEMPTS - 1, storage_options.GCS_RETRY_S)
 
 
 def test_the_table_of_faults_names_every_error_of_data() -> None:
     known = {name for name, kind in errors.BY_KIND.items() if issubclass(kind, DataError)} - {"DataError"}
-    told = set(re.findall(r"`([A-Z]\w+)`", section(RESUME, "Errors"))) | {"PlanChanged"}
+    named = set(re.findall(r"`([A-Z]\w+)`", section(RESUME, "Errors"))) | {"PlanChanged"}
 
-    assert known <= told
-    assert [name for name in told if name not in errors.BY_KIND] == []
+    assert known <= named
+    assert [name for name in named if name not in errors.BY_KIND] == []

@@ -1,4 +1,4 @@
-"""docs/get-started.md, done as a reader would do it: its files, its commands, and the kill in the middle."""
+"""Follows docs/get-started.md as a reader would: its files, its commands, and the kill in the middle."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PATIENCE_S = 90.0
 
 
 def files() -> dict[str, str]:
-    """Every file that the page shows, with less waiting for a reader than on the page."""
+    """Return every file that the page shows, with shorter waits than on the page."""
     shown = {title[1]: block.text for block in blocks(PAGE) if (title := TITLE.fullmatch(block.info))}
     assert all("time.sleep(0.02)" in text for text in shown.values())
     return {name: text.replace("time.sleep(0.02)", "time.sleep(0.004)") for name, text in shown.items()}
 
 
 def commands() -> list[str]:
-    """Every `strata …` line of the page, in order."""
+    """Return every `strata …` line of the page, in order."""
     return [
         line.removeprefix("$ strata ")
         for block in blocks(PAGE)
@@ -43,7 +43,7 @@ def commands() -> list[str]:
 
 
 def events(text: str) -> list[str]:
-    """What happened to a run, as it is printed; how often it says that it is running depends on the machine."""
+    """Return the printed events of a run; how often it reports that it is running depends on the machine."""
     return [kind for kind in EVENT.findall(text) if kind != "running"]
 
 
@@ -60,7 +60,7 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def strata(place: Path) -> Callable[[str], subprocess.Popen[str]]:
-    """Starts one of the page's commands."""
+    """Start one of the page's commands."""
 
     def start(line: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -159,7 +159,7 @@ def test_the_seven_lines_of_the_readme_resume_a_script(tmp_path: Path) -> None:
     (diff,) = [block.text for block in blocks(README) if block.info == "diff"]
     after = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
     script = PREAMBLE + after.replace("\n        …", BODY) + "\nprint(ctx.step, num_batches)\n"
-    script = script.replace("strata.init()", "strata.init(every=5)")  # the default first saves after a minute
+    script = script.replace("strata.init()", "strata.init(every=5)")  # by default, the first save comes after a minute
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
 
     def run(stop_at: int) -> subprocess.CompletedProcess[str]:

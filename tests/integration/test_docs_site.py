@@ -42,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text_of(page: Path) -> str:
-    """What a reader sees."""
+    """Return the text that a reader sees."""
     main = re.search(r"<article.*</article>", page.read_text(encoding="utf-8"), re.DOTALL)
     assert main is not None
     return html.unescape(re.sub(r"<[^>]+>", "", main[0])).replace("¶", "")
@@ -76,8 +76,8 @@ def test_the_reference_has_every_flag_that_help_prints(site: Path) -> None:
 
     assert len(paths) > 25
     for path in paths:
-        told = CliRunner().invoke(app, [*path, "--help"], env={"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"})
-        flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", told.output)) - {"--help"}
+        result = CliRunner().invoke(app, [*path, "--help"], env={"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"})
+        flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", result.output)) - {"--help"}
         assert {flag for flag in flags if flag not in sections["-".join(["strata", *path])]} == set(), path
 
 

@@ -27,7 +27,7 @@ from strata.coordinator.config import CoordinatorConfig
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/reference").glob("*.md"))]
 GUIDE = ROOT / "docs" / "running-a-coordinator.md"
 ADDRESS = "localhost:50051"
-"""What examples call the coordinator."""
+"""The coordinator's address in the examples."""
 TIMEOUT_S = 100.0
 LINK = re.compile(r"\]\(([^)#]*)#?([^)]*)\)")
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
@@ -39,7 +39,7 @@ def name_of(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a real coordinator."""
+    """The address of a real coordinator."""
     flags = ("--listen=127.0.0.1:0", "--http=off", "--state=memory", "--json")
     with command_line(tmp_path_factory.mktemp("coordinator"), *flags) as coordinator:
         yield coordinator.addresses()["grpc"]
@@ -48,7 +48,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def program(page: Path) -> str:
-    """The page's `python` blocks, each at its own line, so that a traceback names the line of the page."""
+    """Return the page's `python` blocks, each at its own line, so that a traceback names the line of the page."""
     shown = [block for block in blocks(page) if block.info == "python"]
     lines = [""] * len(page.read_text(encoding="utf-8").splitlines())
     for block in shown:
@@ -59,9 +59,9 @@ def program(page: Path) -> str:
 
 @functools.cache
 def help_of(*commands: str) -> str:
-    told = CliRunner().invoke(app, [*commands, "--help"], env=PLAIN)
-    assert told.exit_code == 0, told.output
-    return told.output
+    result = CliRunner().invoke(app, [*commands, "--help"], env=PLAIN)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def marked(info: str) -> list[tuple[Path, Block]]:
@@ -90,11 +90,11 @@ def test_the_examples_of_a_page_run(page: Path, address: str, tmp_path: Path) ->
         check=False,
     )
 
-    said = [line for line in ran.stderr.splitlines() if not line.startswith("strata: checkpoints in ")]
-    assert (ran.returncode, said) == (0, [])
+    logged = [line for line in ran.stderr.splitlines() if not line.startswith("strata: checkpoints in ")]
+    assert (ran.returncode, logged) == (0, [])
 
 
-def test_every_python_block_is_run_or_says_that_it_is_not() -> None:
+def test_every_python_block_is_run_or_marked_as_not_run() -> None:
     infos = {block.info for page in PAGES for block in blocks(page) if block.info.startswith("py")}
     files = {info for info in infos if re.fullmatch(r'python title="\w+\.py"', info)}  # test_docs_get_started.py
 
@@ -109,14 +109,15 @@ def test_commands_and_their_flags_exist(block: Block) -> None:
     for line in block.text.splitlines():
         if not line.startswith("$ strata"):
             continue
-        words = shlex.split(line.removeprefix("$ strata"))
-        words = words[: next((place for place, word in enumerate(words) if word.endswith(".py")), None)]  # its own
-        commands = [word for word in words if re.fullmatch(r"[a-z]+", word)][
-            : 2 if words[0] in ("journal", "jobs", "checkpoints", "data") else 1
+        arguments = shlex.split(line.removeprefix("$ strata"))
+        end = next((place for place, word in enumerate(arguments) if word.endswith(".py")), None)
+        arguments = arguments[:end]  # without those of a script
+        commands = [word for word in arguments if re.fullmatch(r"[a-z]+", word)][
+            : 2 if arguments[0] in ("journal", "jobs", "checkpoints", "data") else 1
         ]
-        told = help_of(*commands)
+        help_text = help_of(*commands)
 
-        assert [word for word in words if word.startswith("--") and word not in told] == []
+        assert [word for word in arguments if word.startswith("--") and word not in help_text] == []
 
 
 # -- settings ------------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ def test_the_guide_names_every_exit_code() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_to_files_lead_somewhere(page: Path) -> None:
+def test_links_to_files_have_a_target(page: Path) -> None:
     links = [(target, anchor) for target, anchor in LINK.findall(prose(page)) if "://" not in target]
     gone = [target for target, _ in links if not (page.parent / target).exists()]
     lost = [
@@ -184,7 +185,7 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as they are made on GitHub."""
+    """Return the anchors of the page's headings, as GitHub creates them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""A script may end in any way, with anything of ours open: it ends promptly, and with its own exit code."""
+"""A script that ends in any way, with any of our objects open, exits promptly and with its own exit code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_form_ends_in_every_way_with_the_scripts_own_exit_code(form: str, 
         num_tracebacks = ending in ("raises", "is interrupted")
         assert end["output"].count("Traceback") == num_tracebacks, f"{ending}: {end['output']}"
         assert bool(end["output"]) == num_tracebacks, f"{ending}: {end['output']}"
-        if ending != "is terminated":  # which lets nobody clean up; the next process of its kind does
+        if ending != "is terminated":  # SIGTERM allows no cleanup; the next process of its kind cleans up
             assert end["left"] == [], ending
 
 
@@ -62,7 +62,7 @@ def test_a_worker_whose_coordinator_is_gone_ends_by_itself(tmp_path: Path) -> No
 
 
 def test_the_shortest_script_ends(tmp_path: Path) -> None:
-    """In an interpreter of its own, as it stands on the first page."""
+    """Run the script of the first page in its own interpreter."""
     script = "import strata; ctx = strata.init(checkpoints='ck', every=2); ctx.report(step=1, loss=.1)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False

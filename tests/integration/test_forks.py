@@ -1,4 +1,4 @@
-"""A forked child behaves as if nothing of ours had started: it ends by itself, and leaves its parent's things alone."""
+"""A forked child behaves as if Strata had not started: it exits by itself and leaves its parent's objects alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHILDREN = Path(__file__).parent / "fork_children.py"
         *("loader", "process_loader", "scratch", "dataloader_after_a_save"),
     ],
 )
-def test_after_a_fork_the_child_ends_and_the_parent_goes_on(name: str, tmp_path: Path) -> None:
+def test_after_a_fork_the_child_exits_and_the_parent_continues(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, CHILDREN, name], cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False
     )

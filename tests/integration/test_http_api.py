@@ -78,7 +78,7 @@ def items(process: CoordinatorProcess, path: str, **query: Any) -> list[dict[str
 
 
 def metric(process: CoordinatorProcess, name: str, **labels: str) -> float:
-    """0 for what has not been counted yet."""
+    """Return the value of a metric; 0 if it has not been counted yet."""
     families = text_string_to_metric_families(get(process, "/metrics")[1])
     return sum(s.value for f in families for s in f.samples if s.name == name and s.labels == labels)
 
@@ -195,12 +195,12 @@ def test_a_barrier_is_listed_while_it_waits_and_after_its_release(nursery: Nurse
 
 
 def test_events_are_listed_with_their_reason_and_worker(busy: CoordinatorProcess) -> None:
-    told = items(busy, "events", job="resnet", limit=1000)
+    events = items(busy, "events", job="resnet", limit=1000)
 
-    assert [event["seq"] for event in told] == sorted({event["seq"] for event in told})
-    assert told[0]["words"].startswith("w0 joined on ")
-    assert told[0]["words"].endswith(" (incarnation 1)")
-    assert all(datetime.fromisoformat(event["at"]).tzinfo == UTC for event in told)
+    assert [event["seq"] for event in events] == sorted({event["seq"] for event in events})
+    assert events[0]["words"].startswith("w0 joined on ")
+    assert events[0]["words"].endswith(" (incarnation 1)")
+    assert all(datetime.fromisoformat(event["at"]).tzinfo == UTC for event in events)
     generations = items(busy, "events", job="resnet", kind="GenerationStarted")
     assert [event["generation"] for event in generations] == list(range(1, len(generations) + 1))
     assert all(event["reason"] and event["reason"] in event["words"] for event in generations)
@@ -311,8 +311,8 @@ def test_a_certificate_enables_https_and_an_authority_requires_client_certificat
         get(strict, "/api/health", context=bare)
     trusted = {"STRATA_TLS_CA": "ca.crt", "STRATA_TLS_CERT": "client.crt", "STRATA_TLS_KEY": "client.key"}
     environment = {name: str(tmp_path / file) for name, file in trusted.items()}
-    told = strata("events", "--http", f"https://{strict.settings['http']}", **environment)
-    assert (told.returncode, told.stdout.strip()) == (0, "no events yet")
+    result = strata("events", "--http", f"https://{strict.settings['http']}", **environment)
+    assert (result.returncode, result.stdout.strip()) == (0, "no events yet")
 
 
 # -- metrics -------------------------------------------------------------------------------------------------------
@@ -338,10 +338,10 @@ def test_metrics_count_exactly_what_was_done(busy: CoordinatorProcess) -> None:
 
 
 def test_metrics_agree_with_the_journal_and_with_one_another(busy: CoordinatorProcess) -> None:
-    told = items(busy, "events", limit=1000)
+    events = items(busy, "events", limit=1000)
 
-    assert metric(busy, "strata_journal_commit_events_sum") == len(told)
-    started = [event for event in told if event["kind"] == "GenerationStarted"]
+    assert metric(busy, "strata_journal_commit_events_sum") == len(events)
+    started = [event for event in events if event["kind"] == "GenerationStarted"]
     assert metric(busy, "strata_generation_changes_total") == len(started)
     assert metric(busy, "strata_generation", job="resnet") == started[-1]["generation"]
     assert metric(busy, "strata_journal_commit_seconds_count") == metric(busy, "strata_journal_commit_events_count")
@@ -354,7 +354,7 @@ def test_metrics_agree_with_the_journal_and_with_one_another(busy: CoordinatorPr
 def test_heartbeats_show_as_a_rate_and_a_killed_worker_as_an_expiry(nursery: Nursery, tmp_path: Path) -> None:
     process = start(nursery, tmp_path, lease=STRICT)
     victim = nursery.fork("children:workers", address=process.address, worker_ids=["victim"])
-    victim.hear()
+    victim.receive()
     with CoordinatorClient(process.address, config=EAGER_CLIENT) as client:
         survivor = client.register_worker("survivor")
         until(lambda: metric(process, "strata_coordinator_rps") > 1, "two workers at 5 beats a second make a rate")
@@ -364,8 +364,8 @@ def test_heartbeats_show_as_a_rate_and_a_killed_worker_as_an_expiry(nursery: Nur
 
         assert metric(process, "strata_workers_left_total", cause="connection") == 1
         assert metric(process, "strata_lease_expiries_total", cause="lease") == 0
-        told = strata("events", "--job", "default", "--http", f"http://{process.settings['http']}")
-        story = told.stdout.splitlines()
+        result = strata("events", "--job", "default", "--http", f"http://{process.settings['http']}")
+        story = result.stdout.splitlines()
         (left,) = [place for place, line in enumerate(story) if line.split(maxsplit=4)[4].startswith("victim left")]
         assert "with 1 worker: victim left: connection lost and not restored within 0.2 s" in story[left + 1]
 
@@ -397,7 +397,7 @@ def test_events_can_be_filtered_and_errors_come_from_the_coordinator(busy: Coord
     assert strata("events", "--http", url, "--state", "x").returncode == ExitCode.USAGE
 
 
-@pytest.mark.parametrize("form", ["words", "json"])
+@pytest.mark.parametrize("form", ["text", "json"])
 def test_events_are_followed_live_and_past_the_death_of_the_leader(nursery: Nursery, tmp_path: Path, form: str) -> None:
     leader = start(nursery, tmp_path)
     standby = start(nursery, tmp_path, standby=True, leadership={"poll_s": 0.02})
@@ -405,18 +405,18 @@ def test_events_are_followed_live_and_past_the_death_of_the_leader(nursery: Nurs
     flags = ("--http", urls, "--follow", *(["--json"] if form == "json" else []), "--kind", "DatasetRegistered")
     with CoordinatorClient(f"{leader.address},{standby.address}", config=EAGER_CLIENT) as client:
         client.register_dataset("before", total_samples=1, shard_size=1)
-        with command_line(tmp_path, *flags, command="events") as told:
-            assert "dataset before registered" in told.line()
+        with command_line(tmp_path, *flags, command="events") as process:
+            assert "dataset before registered" in process.line()
             client.register_dataset("while", total_samples=1, shard_size=1)
-            assert "dataset while registered" in told.line()
+            assert "dataset while registered" in process.line()
             leader.kill()
-            assert standby.child.hear()["leads"] is True
+            assert standby.child.receive()["leads"] is True
             client.register_dataset("after", total_samples=1, shard_size=1)
-            last = told.line()
+            last = process.line()
             assert "dataset after registered" in last
-            assert form == "words" or json.loads(last)["kind"] == "DatasetRegistered"
-            told.signal(signal.SIGINT)
-            assert told.ended()[0] == ExitCode.INTERRUPTED
+            assert form == "text" or json.loads(last)["kind"] == "DatasetRegistered"
+            process.signal(signal.SIGINT)
+            assert process.ended()[0] == ExitCode.INTERRUPTED
 
 
 def test_a_standby_returns_no_events_but_the_address_of_the_leader(nursery: Nursery, tmp_path: Path) -> None:
@@ -434,9 +434,9 @@ def test_explain_shows_the_chain_and_a_broken_one_is_refused(tmp_path: Path) -> 
 
     settings = tmp_path / "c.yaml"
     settings.write_text("lease: {lease_s: 8.0}\n")
-    told = json.loads(strata("coordinator", "--explain", "--json", "--config", str(settings)).stdout)
-    assert {link["name"]: link["seconds"] for link in told["chain"]}["lease"] == 8.0
-    assert told["detection"][1]["within_s"] == pytest.approx(8.1)
+    report = json.loads(strata("coordinator", "--explain", "--json", "--config", str(settings)).stdout)
+    assert {link["name"]: link["seconds"] for link in report["chain"]}["lease"] == 8.0
+    assert report["detection"][1]["within_s"] == pytest.approx(8.1)
 
     settings.write_text("lease: {lease_s: 400.0}\n")
     refused = strata("coordinator", "--explain", "--config", str(settings))
@@ -477,7 +477,7 @@ def test_a_standby_returns_no_stale_data_but_the_address_of_the_leader(nursery: 
         0,
     ]
     leader.kill()
-    assert standby.child.hear()["leads"] is True
+    assert standby.child.receive()["leads"] is True
     assert [job["job_id"] for job in items(standby, "jobs")] == ["resnet"]
     assert get(standby, "/api/health") == (200, {"status": "ok"})
     assert metric(standby, "strata_leading") == 1

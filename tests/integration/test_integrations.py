@@ -24,9 +24,9 @@ from strata.integrations import resume
 
 NUM_ROWS = 88
 BATCH_SIZE = 8
-NUM_BATCHES = 11  # of an epoch; 3, 3, 3 and 2 of them make a step
+NUM_BATCHES = 11  # batches of an epoch; 3, 3, 3 and 2 of them make a step
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # of the frameworks, about themselves and each other
+    pytest.mark.filterwarnings("ignore"),  # warnings of the frameworks about themselves and each other
     pytest.mark.timeout(120),
 ]
 
@@ -51,7 +51,7 @@ class Net(nn.Module):
 
 
 class Killed(Exception):
-    """Instead of a signal."""
+    """Raised in place of a signal."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ids = np.arange(NUM_ROWS)
     pq.write_table(pa.table({"x": ids / NUM_ROWS, "labels": ids % 7 / 7}), "rows.parquet", row_group_size=20)
     yield tmp_path
-    accelerate = importlib.import_module("accelerate")  # its state is the process's
+    accelerate = importlib.import_module("accelerate")  # its state is global to the process
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
 
@@ -152,7 +152,7 @@ def stateful_loader(_: Any) -> Any:
     ("die_at", "restored", "options"),
     [
         (7, 6, {}),  # in the first epoch
-        (12, 12, {}),  # at its end 11 is no multiple of 2; 12 is the first step of the second
+        (12, 12, {}),  # at its end: 11 is not a multiple of 2, and 12 is the first step of the second epoch
         (19, 18, {}),
         (7, 6, {"accumulate_grad_batches": 3}),  # 4 steps an epoch, the last one of 2 batches
         (5, 4, {"accumulate_grad_batches": 3}),  # saved at the end of the first epoch, after validation
@@ -176,7 +176,7 @@ def test_lightning_resumes_exactly_in_any_part_of_a_loop(
 def test_lightning_resumes_exactly_from_the_last_step_of_a_fit(make_loader: Any) -> None:
     expected, _ = fit("calm", make_loader)
     fit("longer", make_loader, max_epochs=1)
-    assert saved_step("longer") == NUM_BATCHES  # which is no multiple of 2
+    assert saved_step("longer") == NUM_BATCHES  # 11 is not a multiple of 2
     ended, validated = fit("longer", make_loader)
     assert same(ended, expected)
     assert validated == [2 * NUM_BATCHES]

@@ -91,8 +91,8 @@ def test_a_dropped_job_is_gone_even_after_kill_9_and_its_workers_are_notified(co
         with pytest.raises(StaleGeneration, match="a new job of that name"):
             boss.drop_job("old", force=True, generation=worker.generation)
     with Replay(str(coordinator.state)) as story:
-        told = [line.words for line in story.lines(job_id="old")]
-    assert "the job was dropped while it had 1 worker: a mistake" in told
+        events = [line.words for line in story.lines(job_id="old")]
+    assert "the job was dropped while it had 1 worker: a mistake" in events
 
 
 def test_jobs_are_listed_and_dropped_on_the_command_line(coordinator: CoordinatorProcess) -> None:

@@ -42,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextlib.contextmanager
 def driving(node: Path, address: str) -> Iterator[dict[str, Any]]:
-    """The output of drive.js; its workers live until the block ends."""
+    """Run drive.js and yield its output; its workers live until the block ends."""
     command = [node, NODE_DIR / "drive.js", address]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -49,7 +49,7 @@ class RelayProcess:
 
     def _start(self) -> Child:
         child = self._nursery.fork("relay_children:relay", settings=self._settings)
-        assert child.hear() == {"grpc": self.address, "upstream": self._settings["upstream"]}
+        assert child.receive() == {"grpc": self.address, "upstream": self._settings["upstream"]}
         return child
 
     def kill(self) -> None:
@@ -63,7 +63,7 @@ class RelayProcess:
 
 def workers(nursery: Nursery, address: str, *worker_ids: str) -> Child:
     child = nursery.fork("children:workers", address=address, worker_ids=list(worker_ids))
-    assert sorted(child.hear()["incarnations"]) == sorted(worker_ids)
+    assert sorted(child.receive()["incarnations"]) == sorted(worker_ids)
     return child
 
 
@@ -74,8 +74,8 @@ def meet(children: dict[str, Child], name: str) -> list[str]:
     for worker_id, child in children.items():
         assert child.ask(worker_id=worker_id, call="refresh")["kind"] == ""
     for worker_id, child in children.items():
-        child.say(worker_id=worker_id, call="barrier", arguments={"name": name, "timeout_s": DEADLINE_S})
-    return [kind for child in children.values() if (kind := child.hear()["kind"])]
+        child.send(worker_id=worker_id, call="barrier", arguments={"name": name, "timeout_s": DEADLINE_S})
+    return [kind for child in children.values() if (kind := child.receive()["kind"])]
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_refused_heartbeat_reaches_its_worker(nursery: Nursery, coordinator: C
     ):
         worker = client.register_worker("a")
         other.register_worker("a", takeover=True)
-        until(lambda: worker.lost is not None, "the worker that was replaced is told so")
+        until(lambda: worker.lost is not None, "the replaced worker learns that it is lost")
         assert isinstance(worker.lost, StaleIncarnation)
 
 
@@ -279,7 +279,7 @@ def test_a_killed_local_worker_is_declared_dead_alone_and_soon(
         assert [w.worker_id for w in after.workers] == ["a", "c"]
         assert after.generation == before.generation + 1
         assert "b" in after.reason
-        assert "connection lost" in after.reason, "not of silence"
+        assert "connection lost" in after.reason, "the connection is the reason, not the silence"
         assert "its relay lost the connection to it" in after.reason
         assert took_s < STRICT["lease_s"] + 1.0
         assert meet(children, "after") == []
@@ -297,7 +297,7 @@ def test_workers_survive_a_restart_of_the_coordinator_behind_the_relay(
         members = client.list_workers()
         assert [w.worker_id for w in members.workers] == ["a", "b", "c"]
         children.pop("a").kill()  # the relay's workers are tied to its new connection
-        until(lambda: any(w.suspect for w in client.list_workers().workers), "the lost connection is told upstream")
+        until(lambda: any(w.suspect for w in client.list_workers().workers), "the relay reports the lost connection")
 
 
 def test_a_worker_that_moved_to_another_relay_is_not_suspect(nursery: Nursery, tmp_path: Path) -> None:
@@ -335,13 +335,13 @@ def test_the_command_serves_on_a_unix_socket_until_a_signal(embedded: EmbeddedCo
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "words"),
+    ("flags", "code", "message"),
     [
         (("--upstream", "127.0.0.1:1", "--listen", "0.0.0.0:0"), 2, "without tokens and TLS"),
         (("--upstream", "nowhere"), 2, "is not an address"),
         (("--upstream", "127.0.0.1:50052"), 2, "would call itself"),
     ],
 )
-def test_the_command_refuses_invalid_settings(flags: tuple[str, ...], code: int, words: str) -> None:
+def test_the_command_refuses_invalid_settings(flags: tuple[str, ...], code: int, message: str) -> None:
     refused = strata_relay(*flags)
-    assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr
+    assert (refused.returncode, message in refused.stderr) == (code, True), refused.stderr

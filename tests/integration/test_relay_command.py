@@ -94,7 +94,7 @@ def test_a_relay_uses_separate_certificates_and_tokens_on_each_side(
 
 
 @pytest.mark.parametrize(
-    ("relays_role", "callers_role", "words"),
+    ("relays_role", "callers_role", "message"),
     [
         ("worker", "worker", "requires the role admin; this token has worker; use another token$"),
         ("admin", "worker", "requires the role admin; this token has worker; use another token$"),
@@ -109,7 +109,7 @@ def test_a_command_through_a_relay_needs_the_role_admin_on_both_sides(
     node_certs: Path,
     relays_role: str,
     callers_role: str,
-    words: str,
+    message: str,
 ) -> None:
     job_id = f"{callers_role}-through-{relays_role}"
     with (
@@ -117,31 +117,31 @@ def test_a_command_through_a_relay_needs_the_role_admin_on_both_sides(
         CoordinatorClient(address, config=EAGER_CLIENT, security=as_role(node_certs, callers_role)) as client,
     ):
         worker = client.register_worker("a", job_id=job_id)
-        if words:
-            with pytest.raises(PermissionRefused, match=f"SendCommand .*{words}"):
+        if message:
+            with pytest.raises(PermissionRefused, match=f"SendCommand .*{message}"):
                 client.send_command("MESSAGE", job_id=job_id)
-            with pytest.raises(PermissionRefused, match=f"DropJob .*{words}"):
+            with pytest.raises(PermissionRefused, match=f"DropJob .*{message}"):
                 client.drop_job(job_id, force=True)
         else:
             assert client.send_command("MESSAGE", job_id=job_id) == 1
             assert client.drop_job(job_id, force=True)
-        assert worker.lost is None or not words
+        assert worker.lost is None or not message
 
 
 # -- starting ------------------------------------------------------------------------------------------------------
 
 
 def test_a_relay_without_a_coordinator_exits_with_code_3() -> None:
-    nobody = f"127.0.0.1:{free_port()}"
+    absent = f"127.0.0.1:{free_port()}"
     gave_up = subprocess.run(
-        [STRATA, "relay", f"--upstream={nobody}", "--listen=127.0.0.1:0", "--timeout-s=0.5"],
+        [STRATA, "relay", f"--upstream={absent}", "--listen=127.0.0.1:0", "--timeout-s=0.5"],
         capture_output=True,
         text=True,
         check=False,
         timeout=DEADLINE_S,
     )
     assert (gave_up.returncode, gave_up.stdout) == (3, "")
-    assert f"the coordinator at {nobody} did not answer within 0.5 s" in gave_up.stderr
+    assert f"the coordinator at {absent} did not answer within 0.5 s" in gave_up.stderr
 
 
 def test_a_relay_started_first_waits_for_the_coordinator(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_run_on_a_bucket_saves_its_last_step_and_prints_the_location(s3: S3Ser
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--checkpoints=s3://b/x", "--storage-option=secret_access_key=of-mine"], "AWS_SECRET_ACCESS_KEY"),
         (["--checkpoints=s3://b/x", "--storage-option=session_token=of-mine"], "would expose a secret"),
@@ -84,16 +84,16 @@ def test_a_storage_option_that_is_secret_or_wrong_is_refused_before_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    words: str,
+    message: str,
 ) -> None:
     monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
     (tmp_path / "train.py").write_text(SCRIPT)
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", *arguments, str(tmp_path / "train.py")])
-    said = " ".join(capsys.readouterr().err.split())
+    output = " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 2
-    assert words in said
-    assert "of-mine" not in said
+    assert message in output
+    assert "of-mine" not in output
     assert not (tmp_path / "runs").exists()
 
 

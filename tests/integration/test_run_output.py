@@ -65,7 +65,7 @@ def write(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def said(*arguments: str) -> tuple[int, str, str]:
+def strata(*arguments: str) -> tuple[int, str, str]:
     """Run `strata` in this process and return its exit code, stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -84,14 +84,14 @@ def test_worker_output_goes_to_stdout_and_the_last_step_is_recorded(
 ) -> None:
     script = write(TRAINS)
 
-    code, out, err = said("run", "-w", "2", "--name", "job", script)
+    code, out, err = strata("run", "-w", "2", "--name", "job", script)
     assert code == 0, err
     plan, *lines = out.splitlines()
     assert plan == f"[0] strata: checkpoints in {tmp_path}/runs/job/checkpoints, every 2 steps; the last 3 are kept"
     assert lines == [*(f"[0] step {step} of rank 0" for step in range(1, 6)), "[0] the end"]
     assert "done: 2 workers are done" in err
 
-    _, out, err = said("run", "-w", "2", "--name", "both", "--logs", "all", "--quiet", script)
+    _, out, err = strata("run", "-w", "2", "--name", "both", "--logs", "all", "--quiet", script)
     assert err.startswith("both done: 2 workers are done\n")
     assert sorted(line for line in out.splitlines() if "strata: checkpoints in" not in line) == sorted(
         [
@@ -100,7 +100,7 @@ def test_worker_output_goes_to_stdout_and_the_last_step_is_recorded(
             "[1] the end",
         ]
     )
-    code, out, _ = said("ps", "--json")
+    code, out, _ = strata("ps", "--json")
     assert code == 0
     assert [(row["name"], row["step"]) for row in map(json.loads, out.splitlines())] == [("both", 5), ("job", 5)]
     assert list((tmp_path / "runs").rglob("*.step")) == []
@@ -120,13 +120,13 @@ def test_worker_output_goes_to_stdout_and_the_last_step_is_recorded(
 def test_a_programming_error_fails_without_restarts(
     text: str, cause: str, write: Callable[[str], str], tmp_path: Path
 ) -> None:
-    code, _, err = said("run", "--name", "job", "--no-warm", write(text))
+    code, _, err = strata("run", "--name", "job", "--no-warm", write(text))
 
     assert code == 1
     assert f"job failed: rank 0: {cause}" in err
     assert "not retried" in err
     assert [path.name for path in (tmp_path / "runs/job/logs").iterdir()] == ["attempt-000"]
-    assert json.loads(said("ps", "--json")[1])["num_restarts"] == 0
+    assert json.loads(strata("ps", "--json")[1])["num_restarts"] == 0
 
 
 def test_ranks_that_exit_without_close_warn_that_the_last_step_is_not_saved(
@@ -142,15 +142,15 @@ def test_ranks_that_exit_without_close_warn_that_the_last_step_is_not_saved(
         """
     )
 
-    code, out, err = said("run", "-w", "2", "--name", "job", script)
+    code, out, err = strata("run", "-w", "2", "--name", "job", script)
     assert code == 0, err
     assert out.count("the last step, 5, is not saved: with several ranks, end training with ctx.close()") == 1
-    code, out, err = said("checkpoints", "ls", "job", "--json")
+    code, out, err = strata("checkpoints", "ls", "job", "--json")
     assert code == 0, err
     assert [one["step"] for one in json.loads(out)["checkpoints"]] == [3], "the script's directory is found"
 
-    assert said("resume", "job")[0] == 0
-    assert json.loads(said("ps", "--json")[1])["step"] == 5, "even if the resumed run makes no step"
+    assert strata("resume", "job")[0] == 0
+    assert json.loads(strata("ps", "--json")[1])["step"] == 5, "even if the resumed run makes no step"
 
 
 def test_step_timeout_s_detects_a_deadlock_before_the_first_report(
@@ -160,7 +160,7 @@ def test_step_timeout_s_detects_a_deadlock_before_the_first_report(
         "import threading, strata\nctx = strata.init()\nthreading.Lock().acquire()\nthreading.Event().wait()\n"
     )
 
-    code, _, err = said(
+    code, _, err = strata(
         *("run", "--name", "job", "--step-timeout-s", "1.5", "--max-restarts", "0", "--logs", "none", script)
     )
 
@@ -177,30 +177,30 @@ def test_commands_find_the_active_run_and_rm_leaves_nothing(write: Callable[[str
         try:
             assert select.select([pid_file], [], [], DEADLINE_S)[0]
             daemon = os.pidfd_open(int(os.read(pid_file, 100)))
-            until(lambda: "TRAINING" in said("status")[1], "the run is found without a name")
-            assert "job job, generation 1" in said("status")[1]
-            assert said("status", "job")[0] == 0
-            assert "rank-0 joined" in said("events")[1]
+            until(lambda: "TRAINING" in strata("status")[1], "the run is found without a name")
+            assert "job job, generation 1" in strata("status")[1]
+            assert strata("status", "job")[0] == 0
+            assert "rank-0 joined" in strata("events")[1]
             assert any("strata: job rank 0 of 1: train.py" in title for title in titles())
-            code, _, err = said("rm", "job", "--yes")
+            code, _, err = strata("rm", "job", "--yes")
             assert (code, err) == (2, "error: run job is active; stop it first: strata stop job\n")
 
-            assert said("stop", "job", "--now")[0] == 0
+            assert strata("stop", "job", "--now")[0] == 0
             assert agent.wait(DEADLINE_S) == 0
             assert select.select([daemon], [], [], 0)[0], "its double-forked process has ended too"
             os.close(daemon)
         finally:
             agent.kill()
             os.close(pid_file)
-    code, _, err = said("status")
+    code, _, err = strata("status")
     assert code == 3
     assert err.startswith("error: no run is active on this machine; `strata ps` lists its runs. localhost:50051: ")
-    code, _, err = said("status", "job")
+    code, _, err = strata("status", "job")
     assert (code, "run job is not active (stopped)" in err) == (2, True)
-    assert "rank-0 joined" in said("events", "job")[1]
-    assert said("rm", "job")[0] == 1, "it asks first"
-    assert said("rm", "--older-than", "1h", "--yes")[1] == "no run ended more than 1h ago\n"
-    assert said("rm", "job", "--yes")[1] == "deleted job\n"
+    assert "rank-0 joined" in strata("events", "job")[1]
+    assert strata("rm", "job")[0] == 1, "rm asks first"
+    assert strata("rm", "--older-than", "1h", "--yes")[1] == "no run ended more than 1h ago\n"
+    assert strata("rm", "job", "--yes")[1] == "deleted job\n"
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -221,5 +221,5 @@ def test_the_output_of_a_function_is_shown_and_ps_lists_its_name(capfd: pytest.C
     assert capfd.readouterr().out == "[0] hello\n"
     assert TrainingOrchestrator().run(greet, "hello", workers=1, name="silent", logs="none") == [7]
     assert capfd.readouterr().out == ""
-    rows = {row["name"]: row for row in map(json.loads, said("ps", "--json")[1].splitlines())}
+    rows = {row["name"]: row for row in map(json.loads, strata("ps", "--json")[1].splitlines())}
     assert rows["named"]["command"].endswith("greet()")

@@ -236,10 +236,10 @@ def test_health_is_open_and_reflection_is_not(server: str, certs: Path) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             next(stub.ServerReflectionInfo(iter([ask]), timeout=QUICK_S))
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        told = next(
+        answer = next(
             stub.ServerReflectionInfo(iter([ask]), metadata=as_role(certs, "reader").metadata(), timeout=QUICK_S)
         )
-        assert "strata.v1.Coordinator" in [s.name for s in told.list_services_response.service]
+        assert "strata.v1.Coordinator" in [s.name for s in answer.list_services_response.service]
 
 
 # -- roles ---------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_tokens_are_rotated_under_load_without_a_restart(tmp_path: Path, certs: 
                 for token in (old, new):
                     with CoordinatorClient(address, security=security(token)) as client:
                         client.list_jobs()
-                file.write_text("nonsense\n")  # a typing error locks no client out
+                file.write_text("nonsense\n")  # a typo locks no client out
                 with CoordinatorClient(address, security=security(new)) as client:
                     client.list_jobs()
                 write(new)
@@ -438,14 +438,14 @@ def test_the_five_documented_commands_work(tmp_path: Path) -> None:
     try:
         for line in lines:
             line = line.replace("coord.example:", "localhost:")
-            words = shlex.split(line)
-            if words[:2] == ["strata", "coordinator"]:
-                server = CommandLine(tmp_path, *words[2:], "--http=off", "--state=memory")
+            arguments = shlex.split(line)
+            if arguments[:2] == ["strata", "coordinator"]:
+                server = CommandLine(tmp_path, *arguments[2:], "--http=off", "--state=memory")
                 assert re.match("The coordinator is up", server.line())
-            elif words[0] == "export":
-                env |= dict(word.split("=", 1) for word in words[1:])
+            elif arguments[0] == "export":
+                env |= dict(argument.split("=", 1) for argument in arguments[1:])
             else:
-                ran = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+                ran = subprocess.run(arguments, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
                 assert ran.returncode == 0, (line, ran.stderr)
     finally:
         if server is not None:

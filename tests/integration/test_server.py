@@ -313,8 +313,8 @@ def test_garbage_on_the_grpc_port_affects_no_client(garbage: bytes, coordinator:
     with CoordinatorClient(coordinator.address) as client:
         worker = client.register_worker("w0")
         with contextlib.suppress(ConnectionError), open_socket(coordinator.address) as stranger:
-            stranger.sendall(garbage)  # it may close the connection at any time
-            with contextlib.suppress(OSError):  # then we are "not connected" here
+            stranger.sendall(garbage)  # the server may close the connection at any time
+            with contextlib.suppress(OSError):  # then the socket is "not connected"
                 stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(65536):
                 pass
@@ -351,12 +351,12 @@ def test_a_second_coordinator_or_relay_on_a_served_socket_is_refused_with_the_pi
             ("relay", ("--upstream", "127.0.0.1:1", "--listen", listen), "listen"),
         ):
             with command_line(tmp_path, *flags, command=command) as second:
-                code, words = second.ended()
-            assert (code, f"is served by process {first.child.pid}; stop it" in words) == (2, True), words
-            assert f"{what}='unix:" in words
+                code, errors = second.ended()
+            assert (code, f"is served by process {first.child.pid}; stop it" in errors) == (2, True), errors
+            assert f"{what}='unix:" in errors
         worker.heartbeat()
         assert {path.name: path.stat().st_ino for path in tmp_path.glob("c.sock*")} == sockets
-    with CoordinatorClient(first.address) as client:  # whoever comes now finds the same one
+    with CoordinatorClient(first.address) as client:  # a new client finds the same coordinator
         assert [one.worker_id for one in client.list_workers().workers] == ["w0"]
     assert first.child.terminate() == 0
     assert list(tmp_path.glob("c.sock*")) == []

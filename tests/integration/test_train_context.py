@@ -44,7 +44,7 @@ def contexts() -> Iterator[Any]:
 
 
 class Part:
-    """Something with a state."""
+    """An object with a state."""
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
@@ -113,7 +113,7 @@ def test_the_last_step_is_saved_as_it_is_when_the_epochs_end(contexts: Any) -> N
     context = contexts()
     loader, part = loader_of(context), Part()
     seen = train(context, loader, part, 0, num_steps=100, epochs=1)
-    part.value = -1  # what a script does to its model afterwards is not training
+    part.value = -1  # changes that a script makes to its model afterwards are not training
     context.close()
     assert steps_saved() == [6, 9, 10]
 
@@ -239,7 +239,7 @@ def test_random_generators_resume_unless_disabled(contexts: Any) -> None:
         context.close()
 
 
-def test_a_loader_that_is_made_after_the_restore_finds_its_place(contexts: Any) -> None:
+def test_a_loader_created_after_the_restore_finds_its_position(contexts: Any) -> None:
     context = contexts()
     first = train(context, loader_of(context), Part(), 0, num_steps=3)
     context.close()
@@ -250,8 +250,8 @@ def test_a_loader_that_is_made_after_the_restore_finds_its_place(contexts: Any) 
     assert sorted(first + rest) == list(range(NUM_ROWS))
 
 
-def test_a_loop_that_nothing_was_taken_from_keeps_the_restored_place(contexts: Any) -> None:
-    """As when a framework starts a loop twice before it trains."""
+def test_a_loop_without_a_delivered_batch_keeps_the_restored_position(contexts: Any) -> None:
+    """A framework may start a loop twice before it trains."""
     context = contexts()
     first = train(context, loader_of(context), Part(), 0, num_steps=3)
     context.close()
@@ -266,7 +266,7 @@ def test_a_loop_that_nothing_was_taken_from_keeps_the_restored_place(contexts: A
     assert sorted(first + rest) == list(range(NUM_ROWS))
 
 
-def test_several_loaders_keep_their_places_by_name(contexts: Any) -> None:
+def test_several_loaders_keep_their_positions_by_name(contexts: Any) -> None:
     context = contexts(every=1)
     large, small = loader_of(context, name="large"), loader_of(context, name="small")
     one, other = iter(large), iter(small)
@@ -295,7 +295,7 @@ def test_what_cannot_be_saved_is_refused_with_the_cure(contexts: Any) -> None:
         context.checkpoint({"strata": Part()}, step=1)
 
 
-def test_a_closed_context_has_left_nothing_behind(contexts: Any) -> None:
+def test_a_closed_context_leaves_nothing_behind(contexts: Any) -> None:
     context = contexts()
     context.checkpoint({"part": Part()}, step=1)
     context.close()
@@ -311,7 +311,7 @@ def steps_saved_by(context: Context) -> list[int]:
 def test_steps_are_counted_by_a_script_that_reports_none(contexts: Any) -> None:
     context = contexts(every=2, keep_count=9)
     for _ in range(5):
-        context.report(loss=0.5)  # which is no step
+        context.report(loss=0.5)  # this is not a step
         context.maybe_checkpoint({"part": Part()})
     assert (context.step, steps_saved_by(context)) == (5, [2, 4])
     context.close()

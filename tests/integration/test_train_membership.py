@@ -73,7 +73,7 @@ def old_ones(address: str, number: int) -> CoordinatorClient:
 def members(client: CoordinatorClient) -> list[str]:
     try:
         return [worker.worker_id for worker in client.list_workers(job_id="job").workers]
-    except UnknownJob:  # nobody has come yet
+    except UnknownJob:  # no worker has joined yet
         return []
 
 
@@ -82,7 +82,7 @@ def test_a_rank_does_not_start_before_all_others_have_joined(address: str, num_b
     before = old_ones(address, num_before)
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(join, spec_of(0, 3, 1, address))
-        before.close()  # killed: they are missed a moment later, when the first of the new ones waits already
+        before.close()  # killed: the coordinator notices it when the first new worker is already waiting
         with CoordinatorClient(address) as watching:
             until(lambda: members(watching) == ["rank-0"], "only the new one is left")
         assert not first.done()
@@ -101,7 +101,7 @@ def test_ranks_come_to_an_end_together_if_they_made_the_same_steps(
     def end(membership: JoinedMembership, step: int) -> list[bool]:
         """Reach the end twice; the second time with one more step."""
         found = [membership.ends_together(step), membership.ends_together(step + 1)]
-        membership.leave(together=together)  # as after a save: not while another is looking
+        membership.leave(together=together)  # as after a save: not while another rank is reading
         return found
 
     with ThreadPoolExecutor(3) as pool:
@@ -141,11 +141,11 @@ def test_the_most_metrics_of_a_script_leave_room_for_all_of_ours(address: str) -
     membership.report("TRAINING", 1, 0, {f"users-{number}": 1.0 for number in range(MAX_METRICS + 1)})
     with CoordinatorClient(address) as watching:
 
-        def told() -> int:
+        def num_metrics() -> int:
             (worker,) = watching.list_workers(job_id="job").workers
             return len(worker.metrics)
 
-        until(lambda: told() == MAX_METRICS + 1 + len(ours), "all are told")
+        until(lambda: num_metrics() == MAX_METRICS + 1 + len(ours), "every metric arrives")
     membership.leave(together=False)
 
 
@@ -181,14 +181,14 @@ def test_a_restarted_coordinator_knows_ranks_and_attempts_and_gets_the_metrics_a
         (worker,) = watching.list_workers(job_id="job").workers
         assert (worker.launch_rank, worker.attempt) == (0, 7)
 
-        def told() -> dict[str, float]:
+        def metrics() -> dict[str, float]:
             (worker,) = watching.list_workers(job_id="job").workers
             return dict(worker.metrics)
 
-        until(lambda: "rows_per_s" in told(), "it is told what can be seen")
-        found = told()
+        until(lambda: "rows_per_s" in metrics(), "the coordinator gets the metrics again")
+        found = metrics()
         assert found["rows_per_s"] == 5.0
-        assert found.get("loss", 0.5) == 0.5, "what the script reports by itself is not overruled"
+        assert found.get("loss", 0.5) == 0.5, "a metric that the script reports takes precedence"
         membership.leave(together=False)
 
 
@@ -206,16 +206,16 @@ def two_ranks(address: str) -> Iterator[tuple[JoinedMembership, Agreement]]:
 
 
 def steps_until_due(agreement: Agreement, step: int) -> int:
-    """Train from this step on; return the step after which something was due."""
+    """Train from this step on; return the step after which a save was due."""
     while not agreement.take_due(step, timeout_s=DEADLINE_S):
         step += 1
-        assert step < 20_000, "nothing was agreed on"
+        assert step < 20_000, "the ranks agreed on no step"
         time.sleep(0.002)  # a step
     return step
 
 
 def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(address: str) -> None:
-    """As with time-based policies: rank 0 decides and asks all ranks."""
+    """With time-based policies, rank 0 decides and asks all ranks."""
     ranks = list(two_ranks(address))
     for rank, (_, agreement) in enumerate(ranks):
         agreement.restored(10 * (rank + 1))
@@ -227,7 +227,7 @@ def test_ranks_that_are_asked_to_save_agree_on_a_step_that_none_has_passed(addre
 
 
 def test_limits_that_a_coordinator_has_lost_are_sent_again(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It restarted after the ranks had published their limits: its journal has no metrics."""
+    """A coordinator that restarts after the ranks have published their limits has lost them: its journal lacks them."""
     ranks = list(two_ranks(address))
     forgetful, num_looks = ranks[1][0]._client, iter(range(1_000))
     listed = forgetful.list_workers
@@ -243,14 +243,14 @@ def test_limits_that_a_coordinator_has_lost_are_sent_again(address: str, monkeyp
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(lambda rank: steps_until_due(ranks[rank][1], 5), range(2)))
         assert ended[0] == ended[1]
-        assert next(num_looks) >= 4, "the first looks showed nothing"
+        assert next(num_looks) >= 4, "the first reads showed no limits"
         list(pool.map(lambda each: each[0].leave(together=True), ranks))
 
 
 def test_a_rank_that_reads_late_finds_the_limit_of_one_that_is_at_the_next_command(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when all processes get SIGTERM: the agent and each rank request the same."""
+    """When all processes get SIGTERM, the agent and each rank request the same."""
     ranks = list(two_ranks(address))
     late, listed = ranks[0][0]._client, ranks[0][0]._client.list_workers
     is_first = iter([True])

@@ -54,7 +54,7 @@ def together(*work: Callable[[], Any]) -> list[Any]:
 # -- the calls of a worker ---------------------------------------------------------------------------------------------
 
 
-def test_alone_it_brings_a_coordinator_along_and_saves() -> None:
+def test_a_single_worker_starts_a_coordinator_and_saves() -> None:
     with TrainingOrchestrator(checkpoints="ckpt", saver="thread").connect() as orchestrator:
         worker = orchestrator.register_worker("worker-01")
         assert (worker.rank, worker.world_size) == (0, 1)
@@ -76,7 +76,7 @@ def test_alone_it_brings_a_coordinator_along_and_saves() -> None:
             orchestrator.heartbeat()
 
 
-def test_several_deal_out_the_data_meet_and_save_one_checkpoint(address: str) -> None:
+def test_several_workers_share_the_data_meet_and_save_one_checkpoint(address: str) -> None:
     class Weights:
         value = np.zeros(3)
 
@@ -113,7 +113,7 @@ def test_several_deal_out_the_data_meet_and_save_one_checkpoint(address: str) ->
         assert [found.step for found in together(*restoring)] == [5, 5]
         assert [float(each.value[0]) for each in weights] == [0.0, 1.0]
 
-        other.deregister("enough")  # the others are another generation, of one
+        other.deregister("enough")  # the remaining worker is a new generation of one
         one.save({"weights": {"value": np.ones(3)}}, step=7).wait()
         assert one.load()["weights"]["value"].tolist() == [1, 1, 1]
 
@@ -149,7 +149,7 @@ def test_a_function_gives_its_results_in_the_order_of_the_ranks(runs: Path) -> N
 
 
 def test_it_runs_from_another_thread_and_from_within_an_event_loop() -> None:
-    """As in a notebook."""
+    """A notebook runs an event loop and cells in other threads."""
     orchestrator = TrainingOrchestrator()
 
     async def cell() -> list[Any]:
@@ -247,16 +247,16 @@ def interrupted(script: Path, began: Path, num_times: int = 1) -> str:
     """Return the output of a program that gets Ctrl-C this often after its workers have started."""
     process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     try:
-        until(lambda: began.exists() or process.poll() is not None, "its workers have begun", deadline_s=90)
+        until(lambda: began.exists() or process.poll() is not None, "its workers have started", deadline_s=90)
         for number in range(1, num_times + 1):
             process.send_signal(signal.SIGINT)
             if number < num_times:
-                until(lambda: "saving a checkpoint first" in happened("endless"), "it has heard of it")
-        said, _ = process.communicate(timeout=90)
+                until(lambda: "saving a checkpoint first" in happened("endless"), "the interrupt has arrived")
+        output, _ = process.communicate(timeout=90)
     finally:
         process.kill()
         process.communicate()
-    return said
+    return output
 
 
 def happened(name: str) -> str:
@@ -301,7 +301,7 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 NOTEBOOK = "asyncio.new_event_loop().run_until_complete(main())"
-"""As in a notebook: this event loop does not handle Ctrl-C."""
+"""Like a notebook's event loop, this one does not handle Ctrl-C."""
 
 
 @pytest.mark.parametrize("run", ["asyncio.run(main())", NOTEBOOK])

@@ -41,7 +41,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class Rows(Dataset[Any]):
-    """Numbered rows, with noise that is drawn when one is read."""
+    """Numbered rows, with noise drawn when a row is read."""
 
     def __init__(self, num_rows: int = NUM_ROWS, *, noise: bool = True) -> None:
         self.num_rows = num_rows
@@ -77,7 +77,7 @@ class Stream(IterableDataset[Any]):
 
 
 def train(directory: str, make: Make, *, until: int = 10**9, restores_first: bool = False) -> tuple[list[int], bytes]:
-    """Trains a net with dropout; returns the rows that its weights have seen, and the weights."""
+    """Train a net with dropout; return the rows that its weights have seen, and the weights."""
     random.seed(3)
     np.random.seed(3)
     torch.manual_seed(3)
@@ -133,7 +133,7 @@ def own_loader(num_workers: int) -> Make:
 
 
 def stateful(num_workers: int, **options: Any) -> Make:
-    """The noise of loader workers cannot be restored, since they are ahead; that of the process is."""
+    """The noise of loader workers cannot be restored, since they run ahead; that of the process is restored."""
 
     def make(ctx: Context) -> Any:
         dataset = Rows(noise=num_workers == 0)
@@ -170,7 +170,7 @@ LOADERS = {
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_an_interrupted_run_ends_with_the_weights_of_an_undisturbed_one(kind: str, num_workers: int) -> None:
-    """Interrupted in the first epoch, in the second, and at the last batch of one."""
+    """Interrupt the run in the first epoch, in the second, and at the last batch of an epoch."""
     make = LOADERS[kind](num_workers if kind != "iterable" else min(num_workers, 1))
     seen, weights = train("undisturbed", make)
     per_epoch = [sorted(seen[start : start + NUM_ROWS]) for start in range(0, len(seen), NUM_ROWS)]
@@ -203,7 +203,7 @@ def test_persistent_workers_and_a_generator_of_the_users_are_exact_too() -> None
 
 
 def context_of(world_size: int, rank: int = 0, *, session: str = "one") -> Context:
-    """One of several ranks as under torchrun, without a coordinator."""
+    """Return the context of one of several ranks, as under torchrun, without a coordinator."""
     worker_spec = WorkerSpec(
         identity=Identity(
             run="job",

@@ -107,7 +107,7 @@ def test_a_tree_that_does_not_fit_is_refused_by_its_leaf(contexts: Any) -> None:
         context.restore({"params": {"kernel": jnp.zeros((4, 2))}, "more": jnp.zeros(1)})
     progress = context.restore({"params": {"kernel": jnp.ones((4, 2))}, "more": jnp.ones(1)}, strict=False)
     assert float(progress.state["params"]["kernel"].sum()) == 0.0
-    assert float(progress.state["more"][0]) == 1.0, "of this there is nothing: it stays what it was"
+    assert float(progress.state["more"][0]) == 1.0, "the checkpoint does not contain it, so it stays unchanged"
 
 
 def test_what_holds_no_arrays_of_jax_must_be_loaded_into(contexts: Any) -> None:

@@ -125,18 +125,18 @@ class Node(Process):
         _, then = self._unanswered.pop(call.number, (None, None))
         if then is None:
             return
-        self.world.heard(self, call, answer)
+        self.world.received(self, call, answer)
         then(answer)
 
     def noticed(self, notice: Notice) -> None:
         if isinstance(notice, GenerationChanged):
-            self.world.ledger.told_generation(notice.generation)
+            self.world.ledger.announced_generation(notice.generation)
             for worker in self.workers:
                 worker.latest_generation = max(worker.latest_generation, notice.generation)
         elif isinstance(notice, CommandQueued):
             for worker in self.workers:
                 if worker.worker_id == notice.worker_id:
-                    worker.hear_commands([notice.command.command_id])
+                    worker.receive_commands([notice.command.command_id])
 
     # -- heartbeats ------------------------------------------------------------------------------------------------
 
@@ -183,18 +183,18 @@ class Worker:
         fence = self.fence
         call = self._call("heartbeat", worker_id=self.worker_id, acked_command_id=self.acked_command_id)
 
-        def heard(answer: Any) -> None:
+        def received(answer: Any) -> None:
             if self.fence != fence:
                 return
             if isinstance(answer, LOST):
                 self.lost = self.lost or answer
             elif not isinstance(answer, StrataError):
                 self.latest_generation = max(self.latest_generation, answer.generation)
-                self.hear_commands([c.command_id for c in answer.commands])
+                self.receive_commands([c.command_id for c in answer.commands])
 
-        self.node.call(call, heard, timeout_s=5.0)
+        self.node.call(call, received, timeout_s=5.0)
 
-    def hear_commands(self, numbers: list[int]) -> None:
+    def receive_commands(self, numbers: list[int]) -> None:
         for number in numbers:
             targets = self.world.ledger.commands.get(number, ())
             self.world.ledger.expect(self.worker_id in targets, f"command {number} was delivered before it was durable")
@@ -316,7 +316,7 @@ class Worker:
 
 
 def admin(world: World, worker_ids: list[str]) -> Program:
-    """Sends commands from time to time, each until it is answered."""
+    """Send commands from time to time, and repeat each until it is answered."""
     for _ in range(world.rng.randint(0, 6)):
         yield "sleep", world.rng.uniform(0.2, 5)
         request_id = f"r{world.next_number()}"
@@ -333,7 +333,7 @@ def admin(world: World, worker_ids: list[str]) -> Program:
             break
 
 
-def check_told(world: World, call: Call, answer: Any) -> None:
+def check_answer(world: World, call: Call, answer: Any) -> None:
     """Assert that what a client has just received is durable."""
     ledger, method, args = world.ledger, call.method, call.args
     if isinstance(answer, StrataError):
@@ -342,9 +342,9 @@ def check_told(world: World, call: Call, answer: Any) -> None:
         joined = ledger.joined.get(answer.fence)
         mine = joined is not None and (joined.worker_id, joined.instance_id) == (args["worker_id"], args["instance_id"])
         ledger.expect(mine, f"{args} received {answer}, which is not durable")
-        ledger.told_generation(answer.generation)
+        ledger.announced_generation(answer.generation)
     elif method == "heartbeat":
-        ledger.told_generation(answer.generation)
+        ledger.announced_generation(answer.generation)
     elif method == "ack_shards":
         missing = set(args["indices"]) - ledger.done[args["epoch"]]
         ledger.expect(not missing, f"{args} was acknowledged, but {missing} are not done")
@@ -356,8 +356,8 @@ def check_told(world: World, call: Call, answer: Any) -> None:
             isinstance(answer, Released) and key in ledger.released,
             f"{key} was announced as released, but is not durable",
         )
-        ledger.released_told.add(key)
-        world.told_released_s.setdefault(key, world.scheduler.now_s)
+        ledger.released_seen.add(key)
+        world.released_seen_s.setdefault(key, world.scheduler.now_s)
     elif method == "notify_checkpoint":
         name = args["checkpoint_id"]
         if answer.committed:
@@ -372,20 +372,20 @@ def check_told(world: World, call: Call, answer: Any) -> None:
     elif method == "deregister_worker":
         ledger.expect(call.fence in ledger.left, f"{args} was deregistered, but is still a member")
     elif method in ("get_assigned_shards", "get_membership"):
-        ledger.told_generation(answer.generation)
+        ledger.announced_generation(answer.generation)
 
 
 def _check_refusal(world: World, call: Call, error: StrataError) -> None:
     ledger = world.ledger
     ledger.expect(type(error) is not StrataError, f"{call} stumbled: {error.message}")
-    ledger.told_generation(getattr(error, "generation", None) or 0)
+    ledger.announced_generation(getattr(error, "generation", None) or 0)
     if isinstance(error, StaleIncarnation) and call.fence:
         ledger.expect(
             call.fence in ledger.left, f"{call.method} of {call.args} learnt that it is out, which is not durable"
         )
     if isinstance(error, BarrierBroken):
         key = (call.args["generation"], call.args["barrier_id"], call.args["step"])
-        told_s = world.told_released_s.get(key)
+        seen_s = world.released_seen_s.get(key)
         ledger.expect(
-            told_s is None or call.issued_s < told_s, f"{key} broke for {call.args['worker_id']} after it was released"
+            seen_s is None or call.issued_s < seen_s, f"{key} broke for {call.args['worker_id']} after it was released"
         )

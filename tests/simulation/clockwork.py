@@ -60,7 +60,7 @@ class Process:
         return self.scheduler.now_s + self.wall_offset_s
 
     def after(self, delay_s: float, act: Act) -> None:
-        """By this process's own clock."""
+        """Return the time on this process's own clock."""
         self.scheduler.after(delay_s / self.clock_rate, lambda: self.run(act))
 
     def run(self, act: Act) -> None:

@@ -48,14 +48,14 @@ class Ledger:
         self.requests: dict[str, int] = {}
         self.commands: dict[int, tuple[str, ...]] = {}
         self.pending: dict[str, list[int]] = {}
-        # what clients did and heard
+        # what clients did and received
         self.arrivals: dict[tuple[int, str, int], set[int]] = defaultdict(set)
         """Fences of the workers that arrived at a barrier."""
         self.notified: set[tuple[str, int, int]] = set()
         """(checkpoint, generation, fence) that a client has reported."""
         self.suspected: set[int] = set()
         """Fences whose connection was reset."""
-        self.released_told: set[tuple[int, str, int]] = set()
+        self.released_seen: set[tuple[int, str, int]] = set()
         self.outcomes: dict[Any, str] = {}
         """By ticket: how its barrier ended."""
         self.beliefs: dict[tuple[int, int, int], int] = {}
@@ -143,15 +143,15 @@ class Ledger:
         key = (event.generation, event.barrier_id, event.step)
         self.expect(event.generation == self.generation, f"{event.words()}, but {self.generation} stands")
         missing = [w for w, m in self.members.items() if m.fence not in self.arrivals[key]]
-        self.expect(not missing, f"{event.words()}, but {missing} never came")
+        self.expect(not missing, f"{event.words()}, but {missing} never arrived")
         self.expect(key not in self.released, f"{event.words()} twice")
         self.released.add(key)
 
     def _checkpoint_acked(self, event: e.CheckpointAcked) -> None:
         checkpoint_id = event.checkpoint.checkpoint_id
         fence = self.members[event.worker_id].fence
-        said = (checkpoint_id, event.generation, fence) in self.notified
-        self.expect(said and event.generation == self.generation, f"{event.words()}, which it did not report")
+        reported = (checkpoint_id, event.generation, fence) in self.notified
+        self.expect(reported and event.generation == self.generation, f"{event.words()}, which it did not report")
         self.attempts.setdefault(checkpoint_id, set()).add(event.worker_id)
         self.checkpoint_acks.add((checkpoint_id, event.generation, event.worker_id))
 
@@ -211,11 +211,11 @@ class Ledger:
             standing["owners"] = (dict(enumerate(dataset.owners.tolist())), self.owners)
             standing["done"] = (set(np.flatnonzero(dataset.done).tolist()), self.done[self.epoch])
         for what, (found, meant) in standing.items():
-            self.expect(found == meant, f"{what} read back as {found}, the journal says {meant}")
+            self.expect(found == meant, f"{what} read back as {found}, the journal has {meant}")
 
     # -- clients ---------------------------------------------------------------------------------------------------
 
-    def told_generation(self, generation: int) -> None:
+    def announced_generation(self, generation: int) -> None:
         self.expect(
             generation <= self.generation, f"generation {generation} was announced, but {self.generation} is durable"
         )

@@ -33,25 +33,25 @@ def answers_before_the_commit(patch: Patch) -> None:
     call = Engine.call
 
     def early(self: Engine, decide: Any, done: Callable[[Any], None]) -> None:
-        told: list[Any] = []
+        answered: list[Any] = []
 
         def decided(core: Any, at: Any) -> Any:
             answer = decide(core, at)
             if not callable(answer) and not isinstance(answer, Ticket):
-                told.append(answer)
+                answered.append(answer)
                 done(answer)
             return answer
 
-        call(self, decided, lambda answer: None if told else done(answer))
+        call(self, decided, lambda answer: None if answered else done(answer))
 
     patch.setattr(Engine, "call", early)
 
 
-def no_look_at_the_generation(patch: Patch) -> None:
+def no_check_of_the_generation(patch: Patch) -> None:
     patch.setattr(Membership, "fenced", lambda self, worker_id, fence, generation: self.member(worker_id, fence))
 
 
-def no_look_at_the_incarnation(patch: Patch) -> None:
+def no_check_of_the_incarnation(patch: Patch) -> None:
     member = Membership.member
     patch.setattr(Membership, "member", lambda self, worker_id, fence: member(self, worker_id, 0))
 
@@ -94,8 +94,8 @@ def commands_that_may_be_sent_twice(patch: Patch) -> None:
 MUTATIONS = (
     a_barrier_that_counts_arrivals,
     answers_before_the_commit,
-    no_look_at_the_generation,
-    no_look_at_the_incarnation,
+    no_check_of_the_generation,
+    no_check_of_the_incarnation,
     suspicion_without_incarnation,
     releases_that_a_snapshot_forgets,
     shards_that_stay_with_the_dead,

@@ -218,13 +218,13 @@ class Server(Process):
             if place.ticket is not None and isinstance(answer, Released | BarrierBroken):
                 self.world.ledger.ended((id(self), place.core, place.ticket), type(answer).__name__)
             if not isinstance(answer, StrataError) and connection.open_at_server:
-                self._heard_through(connection, call, answer)
+                self._track_workers(connection, call, answer)
             connection.send("down", lambda: connection.node.answered(call, answer), connection.node)
 
         submit = self.engine.call_volatile if call.method == "heartbeat" else self.engine.call
         submit(lambda core, at: place.decide(core, at, call), done)
 
-    def _heard_through(self, connection: Connection, call: Call, answer: Any) -> None:
+    def _track_workers(self, connection: Connection, call: Call, answer: Any) -> None:
         worker_id = call.args.get("worker_id", "")
         if call.method == "register_worker":
             self._speaks(connection, worker_id, answer.fence)
@@ -239,11 +239,11 @@ class Server(Process):
         for notice in notices:
             if isinstance(notice, GenerationChanged):
                 for connection in dict.fromkeys(self.speakers.values()):
-                    self._tell(connection, notice)
+                    self._notify(connection, notice)
             elif isinstance(notice, CommandQueued) and notice.worker_id in self.speakers:
-                self._tell(self.speakers[notice.worker_id], notice)
+                self._notify(self.speakers[notice.worker_id], notice)
 
-    def _tell(self, connection: Connection, notice: Notice) -> None:
+    def _notify(self, connection: Connection, notice: Notice) -> None:
         connection.send("down", lambda: connection.node.noticed(notice), connection.node)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clients import Node, admin, check_told
+from clients import Node, admin, check_answer
 from clockwork import Scheduler
 from ledger import Ledger, Violation
 from network import Call, Disk, Server, make_config
@@ -71,7 +71,7 @@ class World:
         """By fence: when the coordinator last received a message."""
         self.stops: list[tuple[float, float]] = []
         """When and for how long the coordinator did not run, or (below 0) its clock jumped."""
-        self.told_released_s: dict[tuple[int, str, int], float] = {}
+        self.released_seen_s: dict[tuple[int, str, int], float] = {}
         self.num_faults = 0
         self._number = 0
         self.slots = [[f"w{slot}{letter}" for letter in "ab"[: rng.randint(1, 2)]] for slot in range(rng.randint(1, 5))]
@@ -94,27 +94,27 @@ class World:
     def delay_s(self, node: Node) -> float:
         return self.rng.uniform(0.0, self.delays_s) * node.slowness
 
-    def heard(self, node: Node, call: Call, answer: Any) -> None:
+    def received(self, node: Node, call: Call, answer: Any) -> None:
         self.ledger.num_answers += 1
         if call.method != "heartbeat":
             self.trace(node.name, call.method, call.args, "→", answer)
-        check_told(self, call, answer)
+        check_answer(self, call, answer)
 
     def check_silence(self, left: e.WorkerLeft) -> None:
         """Assert that a lease expires only by silence while the coordinator was running."""
-        heard_s = self.last_beat_s.get(left.fence)
-        if left.cause != "lease" or heard_s is None:
+        last_s = self.last_beat_s.get(left.fence)
+        if left.cause != "lease" or last_s is None:
             return
         now_s = self.scheduler.now_s  # a stop that has just started comes after the decision
-        stopped_s = sum(min(seconds, now_s - when_s) for when_s, seconds in self.stops if when_s >= heard_s)
-        silent_s = now_s - heard_s - stopped_s
+        stopped_s = sum(min(seconds, now_s - when_s) for when_s, seconds in self.stops if when_s >= last_s)
+        silent_s = now_s - last_s - stopped_s
         self.ledger.expect(
-            silent_s > self.config.lease.lease_s * 0.85, f"{left.words()}, but only {silent_s:.1f} s were listened to"
+            silent_s > self.config.lease.lease_s * 0.85, f"{left.words()}, but it was silent for only {silent_s:.1f} s"
         )
 
-    def trace(self, *words: Any) -> None:
+    def trace(self, *fields: Any) -> None:
         if self.tracing:
-            print(f"{self.scheduler.now_s:9.3f}", *words)
+            print(f"{self.scheduler.now_s:9.3f}", *fields)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -123,9 +123,9 @@ class World:
             self._start_coordinator()
             for slot in range(len(self.slots)):
                 self._start_node(slot, 0.0)
-            everybody = [worker_id for worker_ids in self.slots for worker_id in worker_ids]
+            all_workers = [worker_id for worker_ids in self.slots for worker_id in worker_ids]
             admin_node = Node(self, "admin", [])
-            admin_node.start(admin(self, everybody))
+            admin_node.start(admin(self, all_workers))
             self._next_fault()
             self._run()
             self._check_end()

@@ -1,4 +1,4 @@
-"""A format whose files are tables in memory, so that looking and planning are tested without a disk."""
+"""A format whose files are tables in memory, so that surveys and plans are tested without a disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FakeFormat:
 
     def __post_init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
-        """(what was asked, of which file) → how often."""
+        """(call, file) → number of calls."""
         self._lock = threading.Lock()
 
     def add(

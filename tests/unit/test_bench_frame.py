@@ -144,7 +144,7 @@ def test_a_peer_that_is_not_installed_is_absent_with_the_install_command() -> No
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("", "printed nothing"),
         ("done", "not a JSON object"),
@@ -157,10 +157,10 @@ def test_a_peer_that_is_not_installed_is_absent_with_the_install_command() -> No
         ('{"figures": {"ours_ms": NaN}}', "ours_ms"),
     ],
 )
-def test_an_invalid_answer_is_a_failure_with_the_reason(line: str, words: str) -> None:
+def test_an_invalid_answer_is_a_failure_with_the_reason(line: str, message: str) -> None:
     found = answer(line)
     assert isinstance(found, Failure)
-    assert words in found.reason
+    assert message in found.reason
 
 
 def test_a_figure_with_spread_is_an_object_and_one_without_is_a_number() -> None:
@@ -252,7 +252,7 @@ def test_a_setting_becomes_an_environment_variable_of_contenders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         ("size=1", "no setting 'size' .* gib: GiB .default 1.; num_parts: parts .default 4."),
         ("gib", "gib= is invalid .GiB .default 1..; use a number, at least 0.5"),
@@ -263,8 +263,8 @@ def test_a_setting_becomes_an_environment_variable_of_contenders() -> None:
         ("num_parts=0", "use a whole number, at least 1"),
     ],
 )
-def test_an_invalid_setting_is_refused_with_the_valid_values(given: str, words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words):
+def test_an_invalid_setting_is_refused_with_the_valid_values(given: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         SIZED.with_settings([given])
 
 

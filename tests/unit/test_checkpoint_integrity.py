@@ -29,7 +29,7 @@ def state_of(step: int) -> dict[str, Any]:
     table[step * 3] = step
     return {
         "table": table,
-        "zeros": np.zeros(5_000, np.int64),  # which compress
+        "zeros": np.zeros(5_000, np.int64),  # compressible
         "blob": b"some bytes",
         "groups": {0: {"betas": (0.9, 0.999), "big": 1 << 80}, "empty": np.zeros((0, 3), np.uint8)},
     }

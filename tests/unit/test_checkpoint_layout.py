@@ -112,7 +112,7 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
 @pytest.mark.parametrize(
-    ("entries", "data_bytes", "words"),
+    ("entries", "data_bytes", "message"),
     [
         ({"a": F32, "b": F32}, 8, "overlaps"),
         ({"a": {**F32, "data_offsets": [4, 12]}}, 12, "gap"),
@@ -128,9 +128,9 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"__metadata__": {"x": 5}}, 0, "header"),
     ],
 )
-def test_an_impossible_header_is_rejected(entries: dict[str, Any], data_bytes: int, words: str) -> None:
+def test_an_impossible_header_is_rejected(entries: dict[str, Any], data_bytes: int, message: str) -> None:
     data, size_bytes = header(entries, data_bytes=data_bytes)
-    with pytest.raises(CheckpointInvalid, match=words) as caught:
+    with pytest.raises(CheckpointInvalid, match=message) as caught:
         layout.read_header(data, file="the file", size_bytes=size_bytes)
     assert "the file" in str(caught.value)
 

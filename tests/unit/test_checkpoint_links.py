@@ -51,7 +51,7 @@ def test_nothing_is_deleted_through_a_link(tmp_path: Path) -> None:
     target = linked_away(save(tmp_path / "ck", 1)[0], tmp_path / "large")
     before = sorted(path.name for path in target.iterdir())
     there = save(tmp_path / "ck", 2, 3, 4, keep_count=1)
-    assert [path.is_symlink() for path in there] == [True, False]  # and the others are gone
+    assert [path.is_symlink() for path in there] == [True, False]  # the others are gone
     with CheckpointManager(tmp_path / "ck", saver="thread") as manager:
         with pytest.raises(InvalidArgument, match=rf"is a symbolic link to {target}; .*delete the link"):
             manager.delete(step=1)

@@ -112,7 +112,7 @@ def test_a_tensor_may_have_several_slices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"id": "../escape"}, "id"),
         ({"id": ""}, "id"),
@@ -170,13 +170,13 @@ def test_a_tensor_may_have_several_slices() -> None:
         (patched(encoding="zstd"), "0 frames"),
     ],
 )
-def test_an_impossible_manifest_is_neither_written_nor_read(changes: dict[str, Any], words: str) -> None:
+def test_an_impossible_manifest_is_neither_written_nor_read(changes: dict[str, Any], message: str) -> None:
     manifest = a_manifest(**changes)
-    with pytest.raises(CheckpointInvalid, match=words):
+    with pytest.raises(CheckpointInvalid, match=message):
         m.encode(manifest)
     body = msgspec.json.encode(manifest)
     forged = b'{"strata_checkpoint":1,"hash":"%s","manifest":%s}' % (m.xxh3_128_hexdigest(body).encode(), body)
-    with pytest.raises(CheckpointInvalid, match=words) as caught:
+    with pytest.raises(CheckpointInvalid, match=message) as caught:
         m.decode(forged, file="the manifest")
     assert "the manifest" in str(caught.value)
 

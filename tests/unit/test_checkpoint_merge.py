@@ -357,8 +357,8 @@ def test_an_incremental_checkpoint_that_needs_no_base_becomes_full_with_a_reason
     merged = merge([Writer(0).whole("w", floats(1)).part()], head=INCREMENTAL)
     assert (merged.type, merged.parent) == (m.CheckpointType.FULL, "")
     assert "needs no base" in merged.why
-    told = merge([Writer(0).part()], head=msgspec.structs.replace(INCREMENTAL, why="the structure has changed"))
-    assert told.why == "the structure has changed"
+    explained = merge([Writer(0).part()], head=msgspec.structs.replace(INCREMENTAL, why="the structure has changed"))
+    assert explained.why == "the structure has changed"
 
 
 def test_a_full_rank_among_incremental_ones_makes_an_incremental_checkpoint() -> None:
@@ -371,7 +371,7 @@ def test_a_full_rank_among_incremental_ones_makes_an_incremental_checkpoint() ->
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
+    ("ranks", "message"),
     [
         ([], "ranks none"),
         ([Writer(1).part()], "ranks 1, expected one part of each rank from 0 on"),
@@ -381,8 +381,8 @@ def test_a_full_rank_among_incremental_ones_makes_an_incremental_checkpoint() ->
         ([Writer(0).part(), Writer(1).part(chunk_bytes=5)], "rank 1 hashes chunks of 5 bytes"),
     ],
 )
-def test_parts_of_different_checkpoints_are_rejected(ranks: list[RankPart], words: str) -> None:
-    with pytest.raises(CheckpointInvalid, match=words):
+def test_parts_of_different_checkpoints_are_rejected(ranks: list[RankPart], message: str) -> None:
+    with pytest.raises(CheckpointInvalid, match=message):
         merge(ranks, head=HEAD)
 
 
@@ -441,7 +441,7 @@ def with_slice(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"rank": -1}, "rank -1"),
         ({"rank": 10**6}, "rank 3 or 1000000"),
@@ -466,9 +466,9 @@ def with_slice(**changes: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_an_impossible_part_is_neither_written_nor_read(changes: dict[str, Any], words: str) -> None:
+def test_an_impossible_part_is_neither_written_nor_read(changes: dict[str, Any], message: str) -> None:
     part = msgspec.structs.replace(a_part(), **changes)
-    with pytest.raises(CheckpointInvalid, match=words):
+    with pytest.raises(CheckpointInvalid, match=message):
         parts.encode(part)
     body = msgspec.json.encode(part)
     data = b'{"strata_part":1,"hash":"%s","part":%s}' % (xxh3_128_hexdigest(body).encode(), body)

@@ -96,8 +96,8 @@ def test_every_seconds_counts_from_the_beginning_of_the_last_save() -> None:
     clock.advance(5)
     pacer.began(3, stall_s=5)
     clock.advance(55)
-    assert pacer.should_save(4), "60 s after it began, 55 s after it was staged"
-    assert not pacer.should_save(3), "what is saved is not saved again"
+    assert pacer.should_save(4), "60 s after the save started, 55 s after it was staged"
+    assert not pacer.should_save(3), "a saved step is not saved again"
 
 
 def test_manual_never_saves_and_any_of_saves_when_one_strategy_does() -> None:
@@ -126,7 +126,7 @@ def test_not_before_never_skips_a_step_at_which_a_strategy_saves(
 
 
 def test_invalid_settings_are_rejected_with_the_cure() -> None:
-    for make, words in (
+    for make, message in (
         (lambda: EverySteps(0), "use 1 or more steps"),
         (lambda: EverySeconds(0), "above 0"),
         (lambda: EverySeconds(math.nan), "above 0"),
@@ -135,7 +135,7 @@ def test_invalid_settings_are_rejected_with_the_cure() -> None:
         (lambda: Adaptive(min_s=10, max_s=5), "raise max_s or lower min_s"),
         (AnyOf, "at least one"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             make()
 
 

@@ -22,40 +22,40 @@ from strata.clock import ManualClock
 
 
 def test_on_progress_gets_the_bytes_and_the_end() -> None:
-    heard: list[Progress] = []
+    events: list[Progress] = []
     clock = ManualClock()
-    with watching("saving", 100, on_progress=heard.append, clock=clock) as watch:
+    with watching("saving", 100, on_progress=events.append, clock=clock) as watch:
         for _ in range(10):
             clock.advance(0.5)
             watch.advance(10)
 
-    assert [event.done_bytes for event in heard] == list(range(10, 101, 10)), "the end is told once"
-    assert heard[4] == Progress(words="saving", done_bytes=50, total_bytes=100, bytes_per_s=20.0)
-    assert (heard[4].fraction, heard[-1].fraction) == (0.5, 1.0)
+    assert [event.done_bytes for event in events] == list(range(10, 101, 10)), "the end is reported once"
+    assert events[4] == Progress(words="saving", done_bytes=50, total_bytes=100, bytes_per_s=20.0)
+    assert (events[4].fraction, events[-1].fraction) == (0.5, 1.0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1_000)), max_size=60))
 def test_on_progress_is_called_at_most_ten_times_a_second_and_last_with_the_total(
     moves: list[tuple[float, int]],
 ) -> None:
-    heard: list[tuple[float, int]] = []
+    events: list[tuple[float, int]] = []
     clock = ManualClock()
-    listen = lambda event: heard.append((clock.monotonic_s(), event.done_bytes))  # noqa: E731
+    listen = lambda event: events.append((clock.monotonic_s(), event.done_bytes))  # noqa: E731
     with watching("saving", None, on_progress=listen, clock=clock) as watch:
         for pause_s, num_bytes in moves:
             clock.advance(pause_s)
             watch.advance(num_bytes)
 
-    assert heard[-1][1] == sum(num_bytes for _, num_bytes in moves)
-    assert [done for _, done in heard] == sorted(done for _, done in heard)
-    times = [at_s for at_s, _ in heard[:-1]]  # without the last call
+    assert events[-1][1] == sum(num_bytes for _, num_bytes in moves)
+    assert [done for _, done in events] == sorted(done for _, done in events)
+    times = [at_s for at_s, _ in events[:-1]]  # without the last call
     assert all(later - earlier >= EVERY_S for earlier, later in itertools.pairwise(times))
 
 
 def test_bytes_of_many_threads_are_all_counted_and_reported_in_order() -> None:
-    heard: list[int] = []
+    events: list[int] = []
     together = threading.Barrier(8)
-    with watching("saving", 80_000, on_progress=lambda event: heard.append(event.done_bytes)) as watch:
+    with watching("saving", 80_000, on_progress=lambda event: events.append(event.done_bytes)) as watch:
 
         def move() -> None:
             together.wait()
@@ -68,8 +68,8 @@ def test_bytes_of_many_threads_are_all_counted_and_reported_in_order() -> None:
         for thread in threads:
             thread.join()
 
-    assert heard[-1] == 80_000
-    assert heard == sorted(set(heard))
+    assert events[-1] == 80_000
+    assert events == sorted(set(events))
 
 
 def test_an_on_progress_that_raises_is_logged_and_the_work_continues(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,16 +90,16 @@ def test_an_on_progress_that_raises_is_logged_and_the_work_continues(caplog: pyt
 
 
 def test_failed_work_is_not_reported_as_done() -> None:
-    heard: list[Progress] = []
+    events: list[Progress] = []
 
     def work() -> None:
-        with watching("saving", 100, on_progress=heard.append, clock=ManualClock()) as watch:
+        with watching("saving", 100, on_progress=events.append, clock=ManualClock()) as watch:
             watch.advance(100)
             raise OSError("the disk")
 
     with pytest.raises(OSError, match="the disk"):
         work()
-    assert heard == []
+    assert events == []
 
 
 # -- the bar -------------------------------------------------------------------------------------------------------

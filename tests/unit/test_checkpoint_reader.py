@@ -377,11 +377,11 @@ class Patched:
         self.made.tensor("w", "U8", (100,), msgspec.structs.replace(self.kept, patches=(patch,)))
         return self.made.finish()
 
-    def refuses(self, kind: type[Exception], words: str, manifest: m.Manifest) -> str:
+    def refuses(self, kind: type[Exception], message: str, manifest: m.Manifest) -> str:
         """Require that verifying and loading both raise; return the message of the load."""
-        with pytest.raises(kind, match=words):
+        with pytest.raises(kind, match=message):
             integrity.verify(self.store, manifest, watch=Watch())
-        with pytest.raises(kind, match=words) as caught:
+        with pytest.raises(kind, match=message) as caught:
             load(self.store, manifest)
         return str(caught.value)
 
@@ -425,8 +425,8 @@ def test_a_changed_byte_in_a_patchs_data_is_noticed(encoding: str) -> None:
     manifest = bad.manifest()
     bad.made.damage(f"{ID}/rank-00000.safetensors", bad.patch.offset + 9, 0x3F)
 
-    said = bad.refuses(CheckpointCorrupt, "a patch of tensor 'w' in rank-00000.safetensors, bytes", manifest)
-    assert str(bad.patch.offset) in said
+    message = bad.refuses(CheckpointCorrupt, "a patch of tensor 'w' in rank-00000.safetensors, bytes", manifest)
+    assert str(bad.patch.offset) in message
 
 
 def test_a_changed_byte_in_a_patchs_indices_is_noticed() -> None:
@@ -464,8 +464,8 @@ def test_a_deleted_base_is_named() -> None:
     manifest = bad.manifest()
     bad.store.delete([f"{BASE}/rank-00000.safetensors"])
 
-    said = bad.refuses(CheckpointMissing, f"base {BASE}, whose file rank-00000.safetensors does not exist", manifest)
-    assert ID in said
+    message = bad.refuses(CheckpointMissing, f"base {BASE}, whose file rank-00000.safetensors does not exist", manifest)
+    assert ID in message
 
 
 def test_a_truncated_base_is_named_with_both_sizes() -> None:
@@ -492,7 +492,7 @@ def encoded(frame: bytes, *, num_bytes: int = 64) -> tuple[MemoryStore, m.Manife
 
 
 @pytest.mark.parametrize(
-    ("frame", "words"),
+    ("frame", "message"),
     [
         (zstandard.compress(bytes(63)), "has 63 bytes, expected 64"),
         (zstandard.compress(bytes(65)), "more than the expected 64 bytes"),
@@ -506,12 +506,12 @@ def encoded(frame: bytes, *, num_bytes: int = 64) -> tuple[MemoryStore, m.Manife
     ],
     ids=["short", "long", "bomb", "two", "truncated", "other", "noise", "header only", "skippable"],
 )
-def test_a_changed_frame_is_rejected(frame: bytes, words: str) -> None:
+def test_a_changed_frame_is_rejected(frame: bytes, message: str) -> None:
     store, manifest = encoded(frame)
 
-    with pytest.raises(CheckpointCorrupt, match=f"tensor 'w' in rank-00000.safetensors.*{words}"):
+    with pytest.raises(CheckpointCorrupt, match=f"tensor 'w' in rank-00000.safetensors.*{message}"):
         load(store, manifest)
-    with pytest.raises(CheckpointCorrupt, match=words):
+    with pytest.raises(CheckpointCorrupt, match=message):
         integrity.verify(store, manifest, watch=Watch())
 
 
@@ -568,7 +568,7 @@ def test_the_file_of_another_checkpoint_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "words"),
+    ("entry", "message"),
     [
         ({"dtype": "I32", "shape": [2, 3], "data_offsets": [0, 24]}, "header has tensor 'w', I32"),
         ({"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]}, r"\(3, 2\), but .* has 'w', F32 \(2, 3\)"),
@@ -576,14 +576,14 @@ def test_the_file_of_another_checkpoint_is_noticed() -> None:
         ({"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}, "leaves a gap"),
     ],
 )
-def test_a_header_that_contradicts_the_manifest_is_rejected(entry: dict[str, Any], words: str) -> None:
+def test_a_header_that_contradicts_the_manifest_is_rejected(entry: dict[str, Any], message: str) -> None:
     store = MemoryStore()
     made = HandMade(store)
     made.file()
     made.add("w", numbers((2, 3)))
     made.files[0].entries["w"] = entry
 
-    with pytest.raises(CheckpointInvalid, match=words):
+    with pytest.raises(CheckpointInvalid, match=message):
         integrity.verify(store, made.finish(), watch=Watch())
 
 
@@ -717,8 +717,8 @@ def test_a_header_with_any_changed_value_is_read_or_rejected(data: st.DataObject
         parent = parent[key]
     parent[last] = data.draw(JSON)
     made.files[1].entries = entries
-    said = refusal_of(lambda: integrity.verify(store, made.finish(), watch=Watch()))
-    assert said == "accepted" or "rank-00000.safetensors" in said
+    message = refusal_of(lambda: integrity.verify(store, made.finish(), watch=Watch()))
+    assert message == "accepted" or "rank-00000.safetensors" in message
 
 
 @settings(max_examples=100)
@@ -731,8 +731,8 @@ def test_a_header_of_any_bytes_is_rejected(data: st.DataObject) -> None:
     store.put(f"{ID}/rank-00000.safetensors", bytes(header) + bytes(made.files[1].data))
     own = msgspec.structs.replace(manifest.files[1], header_hash=xxh3_128_hexdigest(bytes(header)))
     forged = msgspec.structs.replace(manifest, files=(manifest.files[0], own))
-    said = refusal_of(lambda: integrity.verify(store, forged, watch=Watch()))
-    assert said == "accepted" or "rank-00000.safetensors" in said
+    message = refusal_of(lambda: integrity.verify(store, forged, watch=Watch()))
+    assert message == "accepted" or "rank-00000.safetensors" in message
 
 
 # -- mapping -------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def expected_of(array: np.ndarray[Any, Any]) -> Statistics:
 def assert_same(found: Statistics, expected: Statistics) -> None:
     for name in ("num_elements", "num_nan", "num_inf"):
         assert getattr(found, name) == getattr(expected, name), name
-    for name in ("min", "max"):  # exact, but for magnitudes, which have a root in them
+    for name in ("min", "max"):  # exact, except for magnitudes, which take a square root
         one, other = getattr(found, name), getattr(expected, name)
         assert one == other or math.isclose(one, other, rel_tol=1e-15), name
     for name in ("mean", "norm"):
@@ -79,7 +79,7 @@ def test_any_bytes_of_any_type_have_the_statistics_of_their_numbers(name: str, d
     found = of_bytes(raw, dtype)
     assert found is not None
     array = raw.copy().view(dtypes.to_numpy(dtype))
-    if array.dtype.name not in np.sctypeDict:  # of ml_dtypes
+    if array.dtype.name not in np.sctypeDict:  # a dtype of ml_dtypes
         with np.errstate(all="ignore"):
             array = array.astype(np.float64)
     expected = expected_of(array)
@@ -204,7 +204,7 @@ def test_statistics_survive_writing_and_reading(saved: tuple[MemoryStore, Manife
     assert statistics.read(store, manifest) == computed
     assert computed["n"] == Statistics(num_elements=2, min=7, max=9, mean=8, norm=math.sqrt(130), num_nan=0, num_inf=0)
     with CheckpointManager(store=store) as manager:
-        assert manager.verify().id == manifest.id, "nothing else cares for them"
+        assert manager.verify().id == manifest.id, "no other part of the library reads them"
 
 
 def good(manifest: Manifest) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def good(manifest: Manifest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"strata_statistics": 2}, "format 2"),
         ({"checkpoint": "other"}, "belongs to checkpoint 'other'"),
@@ -229,7 +229,7 @@ def good(manifest: Manifest) -> dict[str, Any]:
     ],
 )
 def test_an_impossible_statistics_file_is_ignored_with_a_warning(
-    saved: tuple[MemoryStore, Manifest], change: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+    saved: tuple[MemoryStore, Manifest], change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, manifest = saved
     content = good(manifest)
@@ -241,7 +241,7 @@ def test_an_impossible_statistics_file_is_ignored_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert statistics.read(store, manifest) is None
 
-    assert words in caplog.text
+    assert message in caplog.text
     store.put(f"{manifest.id}/statistics.json", json.dumps(good(manifest)).encode())
     assert set(statistics.read(store, manifest) or ()) == {"w"}
 

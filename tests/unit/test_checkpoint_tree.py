@@ -171,7 +171,7 @@ def test_names_follow_the_path_and_never_clash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [
         (object(), "builtins.object"),
         ({1, 2}, "builtins.set"),
@@ -182,8 +182,8 @@ def test_names_follow_the_path_and_never_clash() -> None:
         (np.array([object()]), "object"),
     ],
 )
-def test_a_value_that_cannot_be_stored_is_rejected_with_its_type_and_path(value: Any, words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words) as caught:
+def test_a_value_that_cannot_be_stored_is_rejected_with_its_type_and_path(value: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message) as caught:
         tree.flatten({"part": [value]})
     assert "part.0" in str(caught.value)
 
@@ -310,7 +310,7 @@ def test_tied_shards_are_stored_once_even_if_they_are_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("local", "shape", "start", "words"),
+    ("local", "shape", "start", "message"),
     [
         (np.ones(3), (4,), (2,), "does not fit"),
         (np.ones(3), (4, 1), (0, 0), "one number for each dimension"),
@@ -320,8 +320,8 @@ def test_tied_shards_are_stored_once_even_if_they_are_empty() -> None:
         ([1, 2], (2,), (0,), "not a list"),
     ],
 )
-def test_a_shard_outside_its_tensor_is_rejected(local: Any, shape: Any, start: Any, words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words):
+def test_a_shard_outside_its_tensor_is_rejected(local: Any, shape: Any, start: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         Shard(local, shape=shape, start=start)
 
 
@@ -344,7 +344,7 @@ def on_every_rank(mesh_shape: tuple[int, ...], make: Callable[[DeviceMesh], Any]
             flats.append(tree.flatten(make(init_device_mesh("cpu", mesh_shape))))
         finally:
             distributed.destroy_process_group()
-            _clear_fast_path_sharding_prop_cache()  # it remembers the mesh as this rank saw it
+            _clear_fast_path_sharding_prop_cache()  # it caches the mesh as this rank saw it
             _clear_python_sharding_prop_cache()
     return flats
 
@@ -442,7 +442,7 @@ def test_a_local_tensor_that_contradicts_its_placements_is_rejected_with_the_cur
         on_every_rank((2,), make)
 
 
-# -- who writes what all hold --------------------------------------------------------------------------------------
+# -- replicated tensors --------------------------------------------------------------------------------------------
 
 
 @given(
@@ -513,8 +513,8 @@ def test_a_jax_array_over_several_devices_is_one_tensor_of_several_parts() -> No
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    said, refusal = map(json.loads, ended.stdout.splitlines())
-    leaves, whole = said["leaves"], np.array(said["whole"])
+    described, refusal = map(json.loads, ended.stdout.splitlines())
+    leaves, whole = described["leaves"], np.array(described["whole"])
     assert {name: [leaf[0] for leaf in found] for name, found in leaves.items()} == {
         "grid": ["grid#0", "grid#1", "grid#2", "grid#3"],
         "rows": ["rows#0", "rows#1"],
@@ -523,8 +523,8 @@ def test_a_jax_array_over_several_devices_is_one_tensor_of_several_parts() -> No
         "both": ["both#0", "both#1", "both#2", "both#3"],
         "part": ["part"],
     }
-    assert said["sharded"] == ["grid", "rows", "both", "part"]
-    assert tree.names_in(said["structure"]) == list(leaves)
+    assert described["sharded"] == ["grid", "rows", "both", "part"]
+    assert tree.names_in(described["structure"]) == list(leaves)
     for name in ("grid", "rows", "both"):
         num_times = np.zeros_like(whole)
         for _, (y, x), shape, piece in leaves[name]:

@@ -218,7 +218,7 @@ def test_a_third_unfinished_checkpoint_is_refused_with_a_limit_of_2() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "field"),
+    ("arguments", "field"),
     [
         *[({"checkpoint_id": bad}, "checkpoint_id") for bad in BAD_IDS],
         *[({field: bad}, field) for field in ("step", "epoch") for bad in BAD_COUNTS],
@@ -227,9 +227,9 @@ def test_a_third_unfinished_checkpoint_is_refused_with_a_limit_of_2() -> None:
         ({"ack": RankAck(model_hash="h" * 4097)}, "model_hash"),
     ],
 )
-def test_a_bad_ack_is_refused_with_its_field(driver: Driver, said: dict, field: str) -> None:
+def test_a_bad_ack_is_refused_with_its_field(driver: Driver, arguments: dict, field: str) -> None:
     with driver.refused(InvalidArgument, field):
-        driver.notify("w0", **said)
+        driver.notify("w0", **arguments)
     assert driver.job.checkpoints.attempts == {}
 
 

@@ -99,13 +99,13 @@ def test_ps_lists_the_last_ten_ended_runs_unless_all_is_given() -> None:
         os.utime(run.path / "run.json", (1_000 + number, 1_000 + number))
         put(run, "running" if number == 0 else "done", started_at_s=0.0)
 
-    said = call("ps").stdout
+    output = call("ps").stdout
 
-    assert [line.split()[0] for line in said.splitlines()[1:-1]] == [
+    assert [line.split()[0] for line in output.splitlines()[1:-1]] == [
         *(f"run-{number:02}" for number in range(12, 2, -1)),
         "run-00",
     ]
-    assert said.splitlines()[-1] == "2 older runs not shown; strata ps --all lists all"
+    assert output.splitlines()[-1] == "2 older runs not shown; strata ps --all lists all"
     assert len(call("ps", "--all").stdout.splitlines()) == 14
     assert len(call("ps", "--json").stdout.splitlines()) == 11
     assert recent([]) == []
@@ -217,9 +217,9 @@ def follow(run: RunDirectory, selection: LogSelection, *pauses: Callable[[], Non
         happens()
 
     found = read_logs(run, selection._replace(is_followed=True), pause=pause)
-    said = [f"{log.attempt}/{log.rank}: {line}" for log, lines in found for line in lines]
+    followed = [f"{log.attempt}/{log.rank}: {line}" for log, lines in found for line in lines]
     assert list(left) == []
-    return said
+    return followed
 
 
 def test_following_reads_every_line_until_the_run_ends() -> None:
@@ -230,7 +230,7 @@ def test_following_reads_every_line_until_the_run_ends() -> None:
         log(run, 0, 0, " end\nlast")
         put(run, "done")
 
-    said = follow(
+    followed = follow(
         run,
         LogSelection(),
         lambda: log(run, 0, 0, "one\ntwo\nthe"),
@@ -239,7 +239,7 @@ def test_following_reads_every_line_until_the_run_ends() -> None:
         ends,
     )
 
-    assert said == ["0/0: one", "0/0: two", "0/1: other", "0/0: the end", "0/0: last"]
+    assert followed == ["0/0: one", "0/0: two", "0/1: other", "0/0: the end", "0/0: last"]
 
 
 def test_following_continues_with_the_next_attempts() -> None:
@@ -253,9 +253,9 @@ def test_following_continues_with_the_next_attempts() -> None:
         log(run, 2, 0, "Error again\n")
         log(run, 3, 0, "d\ne\n")
 
-    said = follow(run, LogSelection(num_lines=1), fails_twice, lambda: put(run, "stopped"))
+    followed = follow(run, LogSelection(num_lines=1), fails_twice, lambda: put(run, "stopped"))
 
-    assert said == ["0/0: before", "1/0: c", "1/0: Error", "2/0: Error again", "3/0: d", "3/0: e"]
+    assert followed == ["0/0: before", "1/0: c", "1/0: Error", "2/0: Error again", "3/0: d", "3/0: e"]
 
 
 def test_following_one_attempt_ends_with_that_attempt() -> None:

@@ -20,8 +20,8 @@ def driver() -> Driver:
     return driver
 
 
-def told(driver: Driver, worker_id: str, acked: int = 0) -> list[tuple[int, str]]:
-    """The commands in the answer to a heartbeat."""
+def commands_for(driver: Driver, worker_id: str, acked: int = 0) -> list[tuple[int, str]]:
+    """Return the commands in the answer to a heartbeat."""
     return [(c.command_id, c.name) for c in driver.beat(worker_id, acked=acked).commands]
 
 
@@ -38,31 +38,31 @@ def test_a_command_without_recipients_goes_to_all_3_workers(driver: Driver) -> N
 def test_a_command_to_one_worker_reaches_no_other(driver: Driver) -> None:
     assert driver.command("w1", name="DUMP_STACKS") == (1, 1)
     driver.settle()
-    assert told(driver, "w1") == [(1, "DUMP_STACKS")]
-    assert told(driver, "w0") == []
+    assert commands_for(driver, "w1") == [(1, "DUMP_STACKS")]
+    assert commands_for(driver, "w0") == []
 
 
 def test_a_worker_named_twice_gets_the_command_once(driver: Driver) -> None:
     assert driver.command("w1", "w1", request_id="r") == (1, 1)
     assert driver.command("w1", "w1", request_id="r") == (1, 1)
     driver.settle()
-    assert told(driver, "w1") == [(1, "STOP")]
+    assert commands_for(driver, "w1") == [(1, "STOP")]
 
 
 def test_a_command_is_repeated_in_every_beat_until_it_is_acknowledged(driver: Driver) -> None:
     driver.command("w0", name="CHECKPOINT_NOW")
     driver.settle()
     for _ in range(3):
-        assert told(driver, "w0") == [(1, "CHECKPOINT_NOW")]
-    assert told(driver, "w0", acked=1) == []
-    assert told(driver, "w0") == []
+        assert commands_for(driver, "w0") == [(1, "CHECKPOINT_NOW")]
+    assert commands_for(driver, "w0", acked=1) == []
+    assert commands_for(driver, "w0") == []
 
 
 def test_an_ack_of_2_covers_1_and_2_but_not_3(driver: Driver) -> None:
     for name in ("REBALANCE", "CHECKPOINT_NOW", "STOP"):
         driver.command("w0", name=name)
     driver.settle()
-    assert told(driver, "w0", acked=2) == [(3, "STOP")]
+    assert commands_for(driver, "w0", acked=2) == [(3, "STOP")]
     assert [(a.worker_id, a.command_id) for a in of(CommandsAcked, driver.settle()[0])] == [("w0", 2)]
 
 
@@ -79,16 +79,16 @@ def test_an_ack_counts_only_for_its_own_worker(driver: Driver) -> None:
     driver.command()
     driver.settle()
     driver.beat("w0", acked=1)
-    assert told(driver, "w1") == [(1, "STOP")]
+    assert commands_for(driver, "w1") == [(1, "STOP")]
 
 
 def test_a_command_is_not_delivered_before_it_is_durable(driver: Driver) -> None:
     driver.command("w0")
-    assert told(driver, "w0") == []
+    assert commands_for(driver, "w0") == []
     _, notices = driver.core.drain()
-    assert told(driver, "w0") == []
+    assert commands_for(driver, "w0") == []
     driver.core.announce(notices)
-    assert told(driver, "w0") == [(1, "STOP")]
+    assert commands_for(driver, "w0") == [(1, "STOP")]
 
 
 def test_a_command_carries_its_reason_and_arguments(driver: Driver) -> None:
@@ -102,7 +102,7 @@ def test_a_command_survives_a_restart_of_the_coordinator(driver: Driver) -> None
     driver.command("w0")
     driver.settle()
     driver.core = driver.restarted()
-    assert told(driver, "w0") == [(1, "STOP")]
+    assert commands_for(driver, "w0") == [(1, "STOP")]
     assert driver.command("w0") == (2, 1)
 
 
@@ -112,9 +112,9 @@ def test_a_command_is_dropped_with_the_process_it_was_sent_to(driver: Driver) ->
     driver.replace("w0")
     driver.leave("w1")
     driver.register("w1")
-    assert told(driver, "w0") == []
-    assert told(driver, "w1") == []
-    assert told(driver, "w2") == [(1, "STOP")]
+    assert commands_for(driver, "w0") == []
+    assert commands_for(driver, "w1") == []
+    assert commands_for(driver, "w2") == [(1, "STOP")]
 
 
 def test_the_same_request_sends_once(driver: Driver) -> None:
@@ -198,5 +198,5 @@ def test_a_reason_of_4097_characters_and_too_many_arguments_are_refused() -> Non
 def test_an_ack_of_command_0_changes_nothing(driver: Driver, acked: int) -> None:
     driver.command("w0")
     driver.settle()
-    assert told(driver, "w0", acked=acked) == [(1, "STOP")]
+    assert commands_for(driver, "w0", acked=acked) == [(1, "STOP")]
     assert driver.settle() == ([], [])

@@ -155,7 +155,7 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_yaml_is_read_as_people_mean_it(tmp_path: Path) -> None:
+def test_yaml_is_read_as_people_expect(tmp_path: Path) -> None:
     path = write(tmp_path, "http: off\nlisten: 127.0.0.1:0\nlease:\n  tick_s: 5e-2\nlimits:\n  # max_jobs: 1\n")
 
     loaded = config.load_yaml(CoordinatorConfig, path)
@@ -178,7 +178,7 @@ def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
         ("leese: {}\n", "unknown setting leese; did you mean lease?"),
     ],
 )
-def test_a_file_that_cannot_be_used_says_where_and_why(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_about_an_invalid_file_names_the_place_and_the_reason(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
 
     with pytest.raises(ConfigError) as caught:
@@ -186,7 +186,7 @@ def test_a_file_that_cannot_be_used_says_where_and_why(tmp_path: Path, text: str
     assert f"{path}: {message}" in str(caught.value)
 
 
-def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yaml: no such file; check the path"):
         config.load_yaml(CoordinatorConfig, tmp_path / "absent.yaml")
 

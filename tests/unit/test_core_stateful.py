@@ -453,8 +453,8 @@ class Coordination(RuleBasedStateMachine):
             assert caught.value.generation == job.membership.generation + bool(job.membership.changes)
             assert self.core.snapshot() == before
 
-    @rule(job_id=jobs, who=workers, oldest=st.booleans())
-    def call_of_a_dead_process(self, job_id: str, who: str, oldest: bool) -> None:
+    @rule(job_id=jobs, worker_id=workers, oldest=st.booleans())
+    def call_of_a_dead_process(self, job_id: str, worker_id: str, oldest: bool) -> None:
         job = self.job(job_id)
         if job is None:
             return
@@ -464,7 +464,7 @@ class Coordination(RuleBasedStateMachine):
             before = self.core.snapshot()
             incarnation = gone[0 if oldest else -1]
             with pytest.raises((StaleIncarnation, UnknownWorker)):
-                job.ack_shards(who, incarnation, job.membership.generation, dataset_id="d0", epoch=0, indices=[0])
+                job.ack_shards(worker_id, incarnation, job.membership.generation, dataset_id="d0", epoch=0, indices=[0])
             assert self.core.snapshot() == before
 
     # -- the journal -----------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_a_users_strategy_is_used_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "words"),
+    ("own", "message"),
     [
         (lambda tasks, _: [[0, 1, 2]], "returned 1 lists for 2 workers"),
         (lambda tasks, _: [[0, 1], [1, 2]], "returned task 1 more than once"),
@@ -124,8 +124,8 @@ def test_a_users_strategy_is_used_unchanged() -> None:
         (lambda tasks, _: [0, 1], "returned list, not a list of task numbers per worker"),
     ],
 )
-def test_a_users_strategy_that_loses_or_repeats_a_task_is_refused(own: Callable[..., object], words: str) -> None:
+def test_a_users_strategy_that_loses_or_repeats_a_task_is_refused(own: Callable[..., object], message: str) -> None:
     checked = by_name(own)  # type: ignore[arg-type]
 
-    with pytest.raises(InvalidArgument, match=words):
+    with pytest.raises(InvalidArgument, match=message):
         checked(tasks_of([1, 1, 1]), 2)

@@ -36,7 +36,7 @@ def window(*workers: dict[str, float], wait: float = 5.0, busy: float = 5.0, bat
     )
 
 
-def told(metrics: LoaderMetrics, facts: PlanFacts = MANY) -> Diagnosis:
+def diagnosis(metrics: LoaderMetrics, facts: PlanFacts = MANY) -> Diagnosis:
     found = diagnose(metrics, facts, num_workers=len(metrics.workers))
     assert found is not None
     return found
@@ -44,7 +44,7 @@ def told(metrics: LoaderMetrics, facts: PlanFacts = MANY) -> Diagnosis:
 
 def test_two_row_groups_leave_two_of_four_workers_without_work() -> None:
     idle = {"idle_s": 10.0}
-    found = told(window(DECODING, DECODING, idle, idle), replace(MANY, num_row_groups=2, num_splits=1))
+    found = diagnosis(window(DECODING, DECODING, idle, idle), replace(MANY, num_row_groups=2, num_splits=1))
 
     assert found.cause is Cause.TOO_FEW_UNITS
     assert found.is_warning
@@ -57,7 +57,7 @@ def test_two_row_groups_leave_two_of_four_workers_without_work() -> None:
 
 def test_row_groups_are_counted_per_rank() -> None:
     facts = replace(MANY, num_row_groups=20, world_size=4, row_group_name="stripe")
-    found = told(window(*[{"decode_s": 6.0, "idle_s": 4.0}] * 4), facts)
+    found = diagnosis(window(*[{"decode_s": 6.0, "idle_s": 4.0}] * 4), facts)
 
     assert found.cause is Cause.TOO_FEW_UNITS
     assert "only 20 stripes (100 splits), 5 on each of 4 ranks, for 4 workers" in found.found
@@ -70,16 +70,16 @@ def test_idle_workers_with_enough_row_groups_get_no_diagnosis() -> None:
 
 def test_slow_storage_is_diagnosed_with_its_throughput() -> None:
     reading = {"read_s": 8.0, "decode_s": 2.0, "bytes_read": 40_000_000}
-    found = told(window(reading, reading), replace(MANY, is_local=False))
+    found = diagnosis(window(reading, reading), replace(MANY, is_local=False))
 
     assert found.cause is Cause.SLOW_STORAGE
     assert "80% of it waiting for bytes (5.0 MB/s for each worker)" in found.found
     assert found.cure == "raise num_workers above 2 to read more in parallel, or copy the data to a local disk"
-    assert "faster disk" in told(window(reading, reading)).cure
+    assert "faster disk" in diagnosis(window(reading, reading)).cure
 
 
 def test_workers_that_decode_all_the_time_are_too_few() -> None:
-    found = told(window(DECODING, DECODING))
+    found = diagnosis(window(DECODING, DECODING))
 
     assert found.cause is Cause.SLOW_DECODE
     assert "2 workers are busy 100% of theirs, most of it decoding (100.0 MB/s read by each worker)" in found.found
@@ -87,35 +87,35 @@ def test_workers_that_decode_all_the_time_are_too_few() -> None:
 
 
 def test_more_workers_than_cpus_are_not_advised() -> None:
-    found = told(window(DECODING, DECODING), replace(MANY, num_cpus=2))
+    found = diagnosis(window(DECODING, DECODING), replace(MANY, num_cpus=2))
 
     assert found.cure == "add CPUs (all 2 are in use), or read fewer columns (columns=)"
 
 
 def test_remote_data_without_read_times_may_be_slow_to_read_or_decode() -> None:
-    assert "if the storage is slow" in told(window(DECODING), replace(MANY, is_local=False)).cure
+    assert "if the storage is slow" in diagnosis(window(DECODING), replace(MANY, is_local=False)).cure
 
 
 def test_a_slow_transform_is_advised_to_use_processes() -> None:
     transforming = {"transform_s": 7.0, "decode_s": 3.0}
-    found = told(window(transforming, transforming))
+    found = diagnosis(window(transforming, transforming))
 
     assert found.cause is Cause.SLOW_TRANSFORM
     assert "70% of it in the transform" in found.found
     assert 'worker_type="process"' in found.cure
-    in_processes = told(window(transforming, transforming), replace(MANY, worker_type="process"))
+    in_processes = diagnosis(window(transforming, transforming), replace(MANY, worker_type="process"))
     assert in_processes.cure == "raise num_workers above 2, or make the transform faster"
 
 
 def test_blocked_workers_while_the_loop_waits_need_more_memory() -> None:
-    found = told(window(DECODING, {"blocked_s": 10.0}))
+    found = diagnosis(window(DECODING, {"blocked_s": 10.0}))
 
     assert found.cause is Cause.MEMORY_BOUND
     assert "the workers are blocked 50% of theirs" in found.found
 
 
 def test_a_slow_training_loop_is_not_a_warning() -> None:
-    found = told(window({"decode_s": 1.0, "blocked_s": 9.0}, wait=0.1, busy=9.9))
+    found = diagnosis(window({"decode_s": 1.0, "blocked_s": 9.0}, wait=0.1, busy=9.9))
 
     assert found.cause is Cause.SLOW_CONSUMER
     assert not found.is_warning
@@ -174,7 +174,7 @@ class Run:
         self.metrics = window({}, wait=0, busy=0, batches=0)
 
     def passes(self, epoch: int = 0, *, wait: float = 5.0, **spent: float) -> Cause | None:
-        """A window in which the worker spent its time like this."""
+        """Pass an interval in which the worker spent its time like this; return the diagnosed cause."""
         self.now_s += INTERVAL_S
         assert self.lookout.is_due(self.now_s)
         [before] = self.metrics.workers
@@ -200,9 +200,9 @@ def test_the_first_interval_is_not_diagnosed() -> None:
 
 def test_each_cause_is_reported_once_an_epoch() -> None:
     run = Run()
-    heard = [(epoch, run.passes(epoch, decode_s=10)) for epoch in (0, 1) for _ in range(20)]
+    causes = [(epoch, run.passes(epoch, decode_s=10)) for epoch in (0, 1) for _ in range(20)]
 
-    assert [(epoch, cause) for epoch, cause in heard if cause] == [(0, Cause.SLOW_DECODE), (1, Cause.SLOW_DECODE)]
+    assert [(epoch, cause) for epoch, cause in causes if cause] == [(0, Cause.SLOW_DECODE), (1, Cause.SLOW_DECODE)]
 
 
 def test_warnings_are_at_least_a_minute_apart() -> None:

@@ -48,7 +48,7 @@ def test_every_valid_state_survives_json(cursor: Cursor) -> None:
 @pytest.mark.parametrize("value", [None, "7", 1.5, float("nan"), [], {"a": 1}, -1, 1 << 65])
 def test_an_error_about_an_invalid_value_names_it(name: str, value: Any) -> None:
     if name == "fingerprint" and value == "7":
-        return  # any text may be one; whether it is ours is the plan's to say
+        return  # any text is valid here; the plan checks whether it matches
     with pytest.raises(InvalidArgument, match=name) as refused:
         read_cursor(state(**{name: value}))
     assert refused.value.field == "state"
@@ -56,10 +56,10 @@ def test_an_error_about_an_invalid_value_names_it(name: str, value: Any) -> None
 
 @pytest.mark.parametrize("name", ["fingerprint", "seed", "shuffle", "epoch", "position", "num_rows", "lanes", "window"])
 def test_an_error_about_a_missing_value_names_it(name: str) -> None:
-    told = state()
-    del told[name]
+    incomplete = state()
+    del incomplete[name]
     with pytest.raises(InvalidArgument, match=f"this is not a loader's state_dict..: .*{name}"):
-        read_cursor(told)
+        read_cursor(incomplete)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_names_that_are_not_strings_are_refused() -> None:
     )
 )
 def test_any_value_is_a_valid_state_or_refused(hostile: dict[str, Any]) -> None:
-    for told in (hostile, state(**hostile)):
+    for value in (hostile, state(**hostile)):
         try:
-            cursor = read_cursor(told)
+            cursor = read_cursor(value)
         except (InvalidArgument, PlanChanged):
             continue
         assert 0 <= cursor.position <= cursor.num_rows <= MAX_COUNT

@@ -203,7 +203,7 @@ def test_a_long_chain_of_conditions_written_as_text_or_tuples_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("contry == 'de'", "did you mean 'country'"),
         ("X > 3", "did you mean 'x'"),
@@ -214,10 +214,10 @@ def test_a_long_chain_of_conditions_written_as_text_or_tuples_is_read() -> None:
         ("x", "not true or false"),
     ],
 )
-def test_a_filter_that_does_not_fit_the_columns_is_rejected(text: str, told: str) -> None:
+def test_a_filter_that_does_not_fit_the_columns_is_rejected(text: str, message: str) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         filters.bind(filters.parse(text), TABLE.schema)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 VALUES = st.sampled_from([0, 1, 2, None])

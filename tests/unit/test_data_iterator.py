@@ -109,7 +109,7 @@ def test_the_position_advances_when_a_batch_is_delivered_not_when_its_block_is_r
 
 def test_a_loop_that_another_thread_closes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
-    monkeypatch.setattr(made.iterator, "_look", made.iterator.close)  # when the block is there and no batch is taken
+    monkeypatch.setattr(made.iterator, "_look", made.iterator.close)  # when the block is ready and no batch is taken
     with pytest.raises(StrataError, match="start a new loop"):
         next(made.iterator)
 
@@ -203,7 +203,7 @@ def test_a_closed_iterator_raises_and_a_dropped_one_ends_its_threads() -> None:
 
 def test_time_inside_next_counts_as_waiting_and_time_between_as_busy() -> None:
     made = Made([block(0, [4, 4])], steps_of(8))
-    made.clock.now_s += 50  # before the first batch is asked for: nobody's
+    made.clock.now_s += 50  # before the first batch is requested: counts for neither
     next(made.iterator)
     made.clock.now_s += 3
     next(made.iterator)
@@ -222,7 +222,7 @@ def test_the_iterator_keeps_no_reference_to_a_delivered_batch() -> None:
     batches: list[Any] = [Batch(), Batch()]
     made = Made([Batches(0, batches, (4, 4), (0, 0), (0, 0), 64)], steps_of(8))
     first = next(made.iterator)
-    assert not any(one is first for one in batches), "whoever drops it frees it"
+    assert not any(one is first for one in batches), "only the caller holds a reference to it"
 
 
 def test_an_epoch_without_batches_ends_at_once() -> None:

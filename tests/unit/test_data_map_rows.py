@@ -179,7 +179,7 @@ def test_a_pass_without_a_delivered_batch_starts_over() -> None:
     again = rows_of(10)
     again.load_state_dict(rows.state_dict())
     number = again.begin()
-    again.set_epoch(0)  # as Lightning does, which takes batches only then
+    again.set_epoch(0)  # Lightning calls it before it takes the first batch
     assert again.is_current(number)
     again.begin()
     assert again.position == 6

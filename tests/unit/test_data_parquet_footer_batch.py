@@ -152,7 +152,7 @@ def test_an_unreadable_file_does_not_affect_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda own: own.replace(b"\x16\x14\x19\x1c", b"\x16\x16\x19\x1c"),  # 11 rows, which nobody has
+        lambda own: own.replace(b"\x16\x14\x19\x1c", b"\x16\x16\x19\x1c"),  # 11 rows, unlike any row group
         lambda own: own.replace(b"\x16\x14\x19\x1c", b"\x16\x14\x19\x2c"),  # states one row group too many
         lambda own: own[:-20] + b"\xff" * 20,
         lambda own: own[:40] + b"\xff" * 20 + own[60:],

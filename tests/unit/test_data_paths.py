@@ -220,7 +220,7 @@ def test_a_file_that_is_selected_twice_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ([], r"path=\[\] is empty"),
         (None, "path contains None"),
@@ -229,8 +229,8 @@ def test_a_file_that_is_selected_twice_is_rejected(tmp_path: Path) -> None:
         (["a", "s3://b/c"], "different"),
     ],
 )
-def test_an_invalid_path_is_rejected(path: Any, said: str) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+def test_an_invalid_path_is_rejected(path: Any, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         search(path)
 
 
@@ -409,7 +409,7 @@ def test_a_url_with_credentials_is_rejected_and_not_repeated(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "options", "said"),
+    ("url", "options", "message"),
     [
         ("s3://b", {"regoin": "x"}, "S3 have no option 'regoin'; did you mean region?"),
         ("s3://b", {"endpoint_url": "x"}, "did you mean endpoint?"),
@@ -432,14 +432,14 @@ def test_a_url_with_credentials_is_rejected_and_not_repeated(url: str) -> None:
     ],
 )
 def test_invalid_options_are_rejected_with_the_cure(
-    url: str, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    url: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"):
         monkeypatch.delenv(name, raising=False)
     filesystem = pafs.LocalFileSystem() if "filesystem" in options else None
     with pytest.raises(ConfigError) as caught:
         open_source(url, storage_options=options, filesystem=filesystem)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_missing_package_is_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,8 +480,8 @@ def test_every_option_of_checkpoints_is_known_for_data_too() -> None:
     for kind, read in readers.items():
         for name in (*object_options._CONFIG[kind], *object_options._CLIENT, *limits):
             base = {"account_name": "a"} if kind == object_options.AZURE and name != "account_name" else {}
-            said = refusal_of(lambda: read({**base, name: "1"}, {}))  # noqa: B023 - called at once
-            assert not said or ", does not support " in said, (kind, name)
+            message = refusal_of(lambda: read({**base, name: "1"}, {}))  # noqa: B023 - called at once
+            assert not message or ", does not support " in message, (kind, name)
 
 
 def test_options_become_pyarrows_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -604,9 +604,9 @@ def test_errors_of_file_systems_are_translated(error: OSError, kind: type[Except
 
 
 def test_no_signature_of_a_url_is_repeated() -> None:
-    said = str(translate_error(OSError("GetProperties failed for 'https://a/b?sv=1&sig=abc%2Fdef&se=2'"), "f"))
-    assert "abc" not in said
-    assert "sig=…&se=2" in said
+    message = str(translate_error(OSError("GetProperties failed for 'https://a/b?sv=1&sig=abc%2Fdef&se=2'"), "f"))
+    assert "abc" not in message
+    assert "sig=…&se=2" in message
 
 
 @pytest.mark.parametrize(
@@ -621,10 +621,10 @@ def test_an_unreachable_store_is_reported_quickly(url: str, options: dict[str, A
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-        told = {name: value.format(port=port) if isinstance(value, str) else value for name, value in options.items()}
+        filled = {name: value.format(port=port) if isinstance(value, str) else value for name, value in options.items()}
         begin_s = time.monotonic()
         with pytest.raises(StorageUnavailable, match="check the endpoint"):
-            discover(url, suffixes=None, storage_options={**told, "allow_http": True, "max_retries": 1})
+            discover(url, suffixes=None, storage_options={**filled, "allow_http": True, "max_retries": 1})
         assert time.monotonic() - begin_s < CLOSED_S
 
 
@@ -641,10 +641,12 @@ def test_a_store_that_never_answers_is_reported_at_the_deadline(url: str, option
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         port = silent.getsockname()[1]
-        told = {name: value.format(port=port) if isinstance(value, str) else value for name, value in options.items()}
+        filled = {name: value.format(port=port) if isinstance(value, str) else value for name, value in options.items()}
         begin_s = time.monotonic()
         with pytest.raises(StorageUnavailable, match="check the endpoint"):
-            discover(url, suffixes=None, storage_options={**told, "allow_http": True, "max_retries": 0, "timeout_s": 1})
+            discover(
+                url, suffixes=None, storage_options={**filled, "allow_http": True, "max_retries": 0, "timeout_s": 1}
+            )
         assert time.monotonic() - begin_s < CLOSED_S
 
 

@@ -232,8 +232,8 @@ def test_text_is_read_with_the_unified_types_of_all_files() -> None:
 def test_a_filter_that_does_not_fit_is_refused_before_anything_is_counted() -> None:
     fake = FakeFormat()
     files = [fake.add("y=1/a", {"x": [1]})]
-    for text, told in (("z > 1", "'z', which does not exist"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
-        with pytest.raises(SchemaMismatch, match=told):
+    for text, error in (("z > 1", "'z', which does not exist"), ("y == 'a'", "y is int64"), ("x > 'a'", "x is int64")):
+        with pytest.raises(SchemaMismatch, match=error):
             look(fake, files, text)
     with pytest.raises(SchemaMismatch, match="no file has a column 'xx'; did you mean 'x'"):
         look(fake, files, "x > 1", columns=["xx"])
@@ -275,10 +275,10 @@ def test_the_log_names_the_first_skipped_files_and_counts_the_others(
     fake = FakeFormat()
     files = [fake.add("good", {"x": [1]}), *(fake.add(f"bad{number}", None) for number in range(20))]
     assert plan(fake, files, on_error="skip").pruning.num_files_skipped == 20
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == 6
-    assert "bad4 is damaged" in told[4]
-    assert told[5].endswith("15 more")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 6
+    assert "bad4 is damaged" in warnings[4]
+    assert warnings[5].endswith("15 more")
 
 
 @pytest.mark.parametrize(
@@ -314,10 +314,10 @@ def test_of_several_failing_files_the_first_is_reported() -> None:
 def test_progress_is_reported_and_an_error_in_it_stops_the_survey() -> None:
     fake = FakeFormat()
     files = [fake.add(f"f{number}", {"x": [1, 2]}) for number in range(20)]
-    told: list[tuple[str, int, int]] = []
-    look(fake, files, "x > 1", progress=lambda *args: told.append(args), num_threads=3)
+    progress: list[tuple[str, int, int]] = []
+    look(fake, files, "x > 1", progress=lambda *args: progress.append(args), num_threads=3)
     steps = ("reading metadata", "reading statistics", "counting rows")
-    assert told == [(what, done, 20) for what in steps for done in range(1, 21)]
+    assert progress == [(what, done, 20) for what in steps for done in range(1, 21)]
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -401,10 +401,10 @@ def test_explain_names_what_changed() -> None:
     fake = FakeFormat(unit_rows=2)
     before = json.loads(json.dumps(summary(made_of(fake, a=[1, 2, 3], b=[4], c=[5]))))
     assert before["files"] == [["a", version_of(pa.table({"x": [1, 2, 3]}))[:8], 3], *before["files"][1:]]
-    told = explain(before, made_of(fake, a=[1, 2, 3], b=[9], d=[5]))
-    assert told == "d was added; c was removed; b was rewritten"
-    told = explain(before, made_of(fake, a=[1, 2, 3], b=[4], c=[5], d=[6, 7], e=[8], f=[9], g=[1]))
-    assert told == (
+    explained = explain(before, made_of(fake, a=[1, 2, 3], b=[9], d=[5]))
+    assert explained == "d was added; c was removed; b was rewritten"
+    explained = explain(before, made_of(fake, a=[1, 2, 3], b=[4], c=[5], d=[6, 7], e=[8], f=[9], g=[1]))
+    assert explained == (
         "d, e, f and 1 more were added; there were 3 files, and now there are 7; "
         "there were 5 rows, and now there are 10"
     )
@@ -451,16 +451,16 @@ def test_the_table_has_a_line_per_split_and_what_was_pruned() -> None:
         {"split": 0, "file": "a", "units": "0–2 without 1", "rows": 4, "bytes": 32, "share": 1.0}
     ]
     text = " ".join(shown(made).split())
-    for told in ("4 rows in 1 splits", "0–2 without 1", "32 B", "100.0%", "1 of 3 row groups pruned", "z is damaged"):
-        assert told in text
+    for part in ("4 rows in 1 splits", "0–2 without 1", "32 B", "100.0%", "1 of 3 row groups pruned", "z is damaged"):
+        assert part in text
 
 
 def test_file_names_are_printed_and_never_interpreted() -> None:
     fake = FakeFormat()
     names = ["[red]a[/red]", "[/]", "b\x1b[31m\n", "long" * 50 + "end"]
     text = shown(plan(fake, [fake.add(name, {"x": [1]}) for name in names]))
-    for told in ("[red]a[/red]", "[/]", r"b\x1b[31m\n", "longend"):
-        assert told in text
+    for part in ("[red]a[/red]", "[/]", r"b\x1b[31m\n", "longend"):
+        assert part in text
     assert "\x1b" not in text
 
 

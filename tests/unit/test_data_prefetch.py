@@ -74,10 +74,10 @@ class Requests(pafs.FileSystemHandler):  # type: ignore[misc]
         self.lock = threading.Lock()
         self.reads: list[tuple[str, int, int]] = []
         self.answers = threading.Event()
-        """While it is not set, a read does not come back."""
+        """Reads block until it is set."""
         self.answers.set()
         self.is_stuck = threading.Event()
-        """One has not."""
+        """Set once a read blocks."""
 
     def stick(self) -> None:
         if not self.answers.is_set():
@@ -152,7 +152,7 @@ def test_a_remote_dataset_is_read_completely_in_few_requests(data: Path, request
     planned = len(requests.reads)
     ids = [number for batch in loader for number in batch["c0"].tolist()]
     assert sorted(ids) == sorted(base + i for base in (0, 1000, 2000) for i in range(900))
-    # A row group is one request, whatever the number of its columns; a file is opened by each worker, and once to ask.
+    # A row group is one request, whatever the number of its columns. Each worker and the fetcher open every file.
     assert len(requests.reads) - planned <= 9 + 3 * 3
     assert dataset.get_metrics().total.read_s > 0
 
@@ -164,7 +164,7 @@ def test_only_the_bytes_of_selected_columns_are_requested(tmp_path: Path, reques
     planned = sum(size for _, _, size in requests.reads)
     assert sum(len(batch["c2"]) for batch in loader) == 60_000
     asked = sum(size for _, _, size in requests.reads) - planned
-    num_tails = 3  # by each worker, and by who asks
+    num_tails = 3  # by each worker and by the fetcher
     assert asked <= int(dataset.plan.unit_bytes.sum()) + num_tails * TAIL_BYTES
     assert asked < 0.9 * (tmp_path / "wide.parquet").stat().st_size
 
@@ -190,7 +190,7 @@ def test_large_row_groups_are_requested_by_column_in_few_requests(
 ) -> None:
     num_units, num_rows = 4, 60_000
     noise = np.random.default_rng(7).integers(0, 1 << 60, (8, num_units * num_rows))
-    table = pa.table({f"c{i}": column for i, column in enumerate(noise)})  # of a unit, each has 480 kB
+    table = pa.table({f"c{i}": column for i, column in enumerate(noise)})  # 480 kB per column and unit
     path = tmp_path / f"part.{suffix}"
     write_units(suffix, path, table, num_rows)
     loader, dataset = far_away(
@@ -201,7 +201,7 @@ def test_large_row_groups_are_requested_by_column_in_few_requests(
     found = [batch["c7"] for batch in loader]
     assert (np.concatenate(found) == noise[7]).all()
     asked = requests.reads[num_planned:]
-    # Of each unit: two stretches, and where they are, for who asks and for who decodes. Of the file: three for each.
+    # Per unit: two ranges and their locations, for the fetcher and for the decoder. Per file: three for each of them.
     assert len(asked) <= 4 * num_units + 3 * 3
     assert sum(size for _, _, size in asked) < 0.4 * path.stat().st_size
 
@@ -222,7 +222,7 @@ def test_row_groups_beyond_the_limit_are_not_prefetched(data: Path, requests: Re
         for number in range(5):
             fetcher.ahead(number)
         assert sorted(fetcher._row_groups) == [0, 1]
-        fetcher.wait(4)  # its turn has come: it is fetched whatever the bound
+        fetcher.wait(4)  # needed now, so it is fetched despite the limit
         fetcher.release(0)
         fetcher.release(4)
         fetcher.ahead(3)
@@ -288,7 +288,7 @@ def test_a_store_that_does_not_respond_does_not_block_leaving_the_loop(
         assert time.monotonic() - began_s < 2
         taking.join(2)
         assert not taking.is_alive()
-        assert dataset.get_metrics().total.errors == 0, "what was stopped has not failed"
+        assert dataset.get_metrics().total.errors == 0, "a stopped fetch is not a failure"
     finally:
         requests.answers.set()
 

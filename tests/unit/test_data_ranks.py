@@ -27,7 +27,7 @@ def _nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(monkeypatch: pytest.MonkeyPatch, name: str, rank: int, num_ranks: int, *, initialised: bool = True) -> Any:
-    """A module of this name that knows its rank."""
+    """Install a fake module of this name that knows its rank."""
     module: Any = ModuleType(name)
     module.is_available = lambda: True
     module.is_initialized = lambda: initialised
@@ -45,11 +45,11 @@ def accelerator(rank: int, num_ranks: int) -> Any:
     return SimpleNamespace(process_index=rank, num_processes=num_ranks, device="cuda:1")
 
 
-def test_without_any_sign_of_others_there_is_one_rank() -> None:
+def test_without_any_other_source_there_is_one_rank() -> None:
     assert facts(find_ranks(environment=ALONE)) == (0, 1, "the defaults of a single process", None)
 
 
-def test_what_the_caller_says_counts_before_all_else_and_is_not_argued_with(
+def test_explicit_arguments_override_everything_without_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(monkeypatch, "torch.distributed", 1, 8)
@@ -60,7 +60,7 @@ def test_what_the_caller_says_counts_before_all_else_and_is_not_argued_with(
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "words"),
+    ("given", "field", "message"),
     [
         ({"rank": 1}, "num_ranks", "rank= is given without num_ranks=; pass both"),
         ({"num_ranks": 2}, "rank", "num_ranks= is given without rank=; pass both"),
@@ -75,8 +75,8 @@ def test_what_the_caller_says_counts_before_all_else_and_is_not_argued_with(
         ),
     ],
 )
-def test_an_invalid_rank_is_refused(given: dict[str, Any], field: str, words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words) as caught:
+def test_an_invalid_rank_is_refused(given: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message) as caught:
         find_ranks(**given, environment=ALONE)
     assert caught.value.field == field
 
@@ -160,7 +160,7 @@ def test_a_shell_in_a_slurm_allocation_is_one_rank(half: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("environment", "field", "words"),
+    ("environment", "field", "message"),
     [
         ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK", "RANK='first' in the environment is not a number"),
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE", "WORLD_SIZE='' in the environment is not a number"),
@@ -172,9 +172,9 @@ def test_a_shell_in_a_slurm_allocation_is_one_rank(half: dict[str, str]) -> None
     ],
 )
 def test_an_error_about_a_malformed_environment_names_the_variable(
-    environment: dict[str, str], field: str, words: str
+    environment: dict[str, str], field: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         find_ranks(environment=environment)
     assert caught.value.field == field
 

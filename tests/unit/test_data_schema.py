@@ -149,8 +149,8 @@ def test_only_columns_that_are_used_must_agree() -> None:
     assert (found.schema.names, found.columns) == (["z", "x"], ("z",))
     with pytest.raises(SchemaMismatch) as caught:
         unify(schemas)
-    for told in ("'y'", "string in a.parquet", "int64 in b.parquet", "columns=", "schema="):
-        assert told in str(caught.value)
+    for part in ("'y'", "string in a.parquet", "int64 in b.parquet", "columns=", "schema="):
+        assert part in str(caught.value)
 
 
 def test_types_that_the_user_chose_settle_a_disagreement() -> None:
@@ -164,7 +164,7 @@ def test_types_that_the_user_chose_settle_a_disagreement() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         (["ids"], "did you mean 'id'"),
         (["ID"], "did you mean 'id'"),
@@ -172,11 +172,11 @@ def test_types_that_the_user_chose_settle_a_disagreement() -> None:
         (["user.name"], "'user'"),
     ],
 )
-def test_an_error_about_a_missing_column_lists_the_existing_ones(columns: list[str], told: str) -> None:
+def test_an_error_about_a_missing_column_lists_the_existing_ones(columns: list[str], message: str) -> None:
     schema = pa.schema([("id", pa.int64()), ("user", pa.struct([("name", pa.string())]))])
     with pytest.raises(SchemaMismatch) as caught:
         unify([("a", schema)], columns=columns)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("columns", [[], "id", ["id", "id"]])

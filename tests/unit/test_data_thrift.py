@@ -135,8 +135,8 @@ def test_inconsistent_pages_are_rejected(data: bytes) -> None:
 
 def bounds(null_pages: list[bool], num_lows: int, null_counts: list[int] | None, low: bytes = b"x") -> bytes:
     values = thrift.listed(thrift.BINARY, [thrift.binary(low), *[thrift.binary(b"x")] * (num_lows - 1)])
-    told = [bytes([thrift.TRUE if each else thrift.FALSE]) for each in null_pages]
-    fields = [(1, thrift.LIST, thrift.listed(thrift.TRUE, told)), (2, thrift.LIST, values), (3, thrift.LIST, values)]
+    flags = [bytes([thrift.TRUE if each else thrift.FALSE]) for each in null_pages]
+    fields = [(1, thrift.LIST, thrift.listed(thrift.TRUE, flags)), (2, thrift.LIST, values), (3, thrift.LIST, values)]
     fields.append((4, thrift.I32, thrift.integer(0)))
     if null_counts is not None:
         counts = [thrift.integer(each) for each in null_counts]

@@ -340,7 +340,7 @@ def shown(what: Any, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "expected"),
     [
         ({"rows": checked(attempt(0, 1, 11))}, "4 lost"),
         ({"rows_undisturbed": checked(attempt(0, 1, 11))}, "undisturbed"),
@@ -356,13 +356,13 @@ def shown(what: Any, width: int = 80) -> str:
         ({"recoveries": (Recovery(rank=0, pid=1, step=2),)}, "did not continue"),
     ],
 )
-def test_a_failed_check_is_shown_and_fails_the_demo(changed: dict[str, Any], words: str) -> None:
+def test_a_failed_check_is_shown_and_fails_the_demo(changed: dict[str, Any], expected: str) -> None:
     made = outcome(**changed)
 
     assert not made.is_good
     assert not made.as_plain()["is_good"]
     assert "✗" in shown(view.summary(made), 120)
-    assert words in shown(view.summary(made), 120)
+    assert expected in shown(view.summary(made), 120)
     assert "The demo failed" in shown(view.story(made))
 
 
@@ -381,13 +381,13 @@ def test_the_output_fits_the_terminal(width: int) -> None:
         recoveries=made.recoveries,
         elapsed_s=12.0,
     )
-    words = shlex.split("strata run --name undisturbed -w 2 --every 26 train.py --data clicks --step-log steps/x")
+    arguments = shlex.split("strata run --name undisturbed -w 2 --every 26 train.py --data clicks --step-log steps/x")
     text = "".join(
         shown(each, width)
         for each in (
             view.title(2, 1),
             view.live(facts, width),
-            view.command(words, width),
+            view.command(arguments, width),
             view.run_line(made.killed),
             view.summary(made),
             view.story(made),

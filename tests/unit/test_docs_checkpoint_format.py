@@ -1,4 +1,4 @@
-"""`docs/checkpoint-format.md` names what the code writes: a field that is added there must be told here."""
+"""`docs/checkpoint-format.md` documents everything that the code writes, including every new field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "checkpoint-format.md").read_text(e
 
 
 def fields_of(what: str) -> set[str]:
-    """The first column of the table whose heading is `Field of WHAT`."""
+    """Return the first column of the table whose heading is `Field of WHAT`."""
     _, _, rest = PAGE.partition(f"| Field of {what} |")
     rows = rest.partition("\n\n")[0].splitlines()[2:]
     return {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
@@ -48,7 +48,7 @@ def test_the_page_names_every_element_type_and_checkpoint_type() -> None:
     assert {kind.value for kind in manifest.CheckpointType} - words == set()
 
 
-def test_the_page_tells_the_numbers_that_hold() -> None:
+def test_the_page_states_the_limits_of_the_code() -> None:
     assert f"version is {manifest.VERSION}." in PAGE
     assert f"{layout.ALIGNMENT:,}" in PAGE
     assert f"{layout.MAX_HEADER_BYTES:,} bytes" in PAGE
@@ -65,7 +65,7 @@ def test_the_page_tells_the_numbers_that_hold() -> None:
     assert f"`{catalog.QUARANTINE}`" in PAGE
 
 
-def test_every_tag_of_a_structure_is_told() -> None:
+def test_the_page_names_every_tag_of_a_structure() -> None:
     state = {"a": [1 << 60, (float("nan"), 1j)], "b": b"x"}
     flat = tree.flatten(state)
     tags = set(re.findall(r"'(\w+)': [\['{]", str(flat.structure))) - {"as"}
@@ -74,14 +74,14 @@ def test_every_tag_of_a_structure_is_told() -> None:
     assert [tag for tag in tags if f'{{"{tag}": ' not in PAGE] == []
 
 
-def test_every_encoding_is_told() -> None:
+def test_the_page_names_every_encoding() -> None:
     _, _, table = PAGE.partition("| `encoding` | Means |")
-    told = re.findall(r"^\| (?:`([\w-]+)`|empty) \|", table.partition("\n\n")[0], re.MULTILINE)
+    named = re.findall(r"^\| (?:`([\w-]+)`|empty) \|", table.partition("\n\n")[0], re.MULTILINE)
 
-    assert tuple(told) == manifest.ENCODINGS
+    assert tuple(named) == manifest.ENCODINGS
 
 
-def test_every_file_that_may_lie_in_a_checkpoint_is_told() -> None:
+def test_the_page_names_every_file_of_a_checkpoint() -> None:
     names = ["rank-00000.safetensors", "rank-00000-1.safetensors", "statistics.json", "aborted.json", "quarantine.json"]
 
     assert [name for name in names if name not in PAGE] == []
@@ -95,7 +95,7 @@ def test_every_file_that_may_lie_in_a_checkpoint_is_told() -> None:
 
 @pytest.fixture(scope="module")
 def reader() -> dict[str, Any]:
-    """The page's own: it knows nothing of Strata."""
+    """Return the functions of the page's reader, which does not use Strata."""
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def read_manifest" in block]
     assert "strata." not in code
     names: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def reader() -> dict[str, Any]:
 
 
 def everything(directory: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """A checkpoint with all that the format knows; gives what is in it."""
+    """Write a checkpoint with every feature of the format; return its contents."""
     rng = np.random.default_rng(11)
     made = HandMade(LocalStore(directory), chunk_bytes=100)
     older, base = made.file(OLDER), made.file(BASE)

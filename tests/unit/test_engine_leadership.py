@@ -74,14 +74,14 @@ def test_an_answer_is_withheld_if_the_lease_expires_during_its_commit() -> None:
         leadership = engine.leadership = MemoryLeadership()
         leadership.valid_until_s = clock.monotonic_s() + 5.0
         engine.start()
-        told: list[Any] = []
-        engine.listeners.append(told.extend)
+        notices: list[Any] = []
+        engine.listeners.append(notices.extend)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         engine.call(register, answered.set_result)
         clock.advance(6.0)
         assert isinstance(await asyncio.wait_for(answered, 5), NotLeader)
-        assert told == []
-        assert len(engine.journal.read()) > 0, "it is durable; the next leader tells it"
+        assert notices == []
+        assert len(engine.journal.read()) > 0, "it is durable; the next leader reports it"
         await engine.stop()
 
     asyncio.run(story())
@@ -91,12 +91,12 @@ def test_a_fenced_leader_is_notified() -> None:
     async def story() -> None:
         journal = FailingJournal()
         engine = Engine(journal, CONFIG, ManualClock())
-        heard: list[JournalFenced] = []
-        engine.on_fenced = heard.append
+        errors: list[JournalFenced] = []
+        engine.on_fenced = errors.append
         engine.start()
         journal.error = JournalFenced("another leads")
         assert isinstance(await asked(engine.call, register), JournalFenced)
-        assert heard == [journal.error]
+        assert errors == [journal.error]
         await engine.stop()
 
     asyncio.run(story())
@@ -124,7 +124,7 @@ def test_a_failed_journal_is_retried_without_calls(num_failures: int) -> None:
 
 
 def test_a_call_after_the_threads_have_stopped_is_answered() -> None:
-    """As at process exit; a caller that waits for the disk would wait forever."""
+    """This happens at process exit; a caller that waits for the disk would wait forever."""
 
     async def story() -> None:
         engine = Engine(MemoryJournal(), CONFIG, ManualClock())

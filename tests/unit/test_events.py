@@ -81,19 +81,19 @@ WITH_MAPS: list[tuple[e.Event, str]] = [
         "STOP sent to 6 workers (w0, w1, w2, w3, w4 …): night",
     ),
 ]
-TOLD = [*PLAIN.items(), *WITH_MAPS]
+EXAMPLES = [*PLAIN.items(), *WITH_MAPS]
 
 
 def test_every_kind_of_event_has_an_example() -> None:
-    assert {type(event) for event, _ in TOLD} == set(get_args(e.Event))
+    assert {type(event) for event, _ in EXAMPLES} == set(get_args(e.Event))
 
 
-@pytest.mark.parametrize(("event", "words"), TOLD, ids=[words for _, words in TOLD])
-def test_an_event_round_trips_and_describes_itself(event: e.Event, words: str) -> None:
+@pytest.mark.parametrize(("event", "description"), EXAMPLES, ids=[description for _, description in EXAMPLES])
+def test_an_event_round_trips_and_describes_itself(event: e.Event, description: str) -> None:
     again = e.decode(e.encode(event))
     assert again == event
     assert type(again) is type(event)
-    assert again.words() == words
+    assert again.words() == description
 
 
 def test_an_event_of_an_unknown_kind_is_damage() -> None:

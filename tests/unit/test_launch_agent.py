@@ -118,7 +118,7 @@ async def running(
     client: Any = coordinator
     agent = Agent(spec, RunDirectory(path, spec), nodes, client, display, coordinator="c:1")
     run = asyncio.create_task(agent.run())
-    await everybody_has_had_their_turn()
+    await let_every_task_run()
     try:
         yield agent, run
     finally:
@@ -126,7 +126,7 @@ async def running(
         await asyncio.gather(run, return_exceptions=True)
 
 
-async def everybody_has_had_their_turn() -> None:
+async def let_every_task_run() -> None:
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -137,7 +137,7 @@ def test_a_stop_at_once_while_the_coordinator_keeps_the_start_waiting_is_not_los
         coordinator.is_there.clear()
         async with running(tmp_path, coordinator, Nodes(node)) as (agent, run):
             agent.stop("strata stop", is_now=True)
-            await everybody_has_had_their_turn()
+            await let_every_task_run()
             coordinator.is_there.set()
             assert (await run).outcome == "stopped"
             assert node.launched == []
@@ -156,7 +156,7 @@ def test_workers_that_exit_with_0_on_request_are_done_with_a_context_and_stopped
                 for rank in range(2):
                     coordinator.join(rank)
             agent.stop("SIGTERM")
-            await everybody_has_had_their_turn()
+            await let_every_task_run()
             assert coordinator.sent == ([] if outcome == "stopped" else ["STOP"])
             assert node.signalled.qsize() == (2 if outcome == "stopped" else 0)
             for rank in range(2):
@@ -195,7 +195,7 @@ def test_workers_leave_a_draining_node_even_if_they_do_not_need_to_shrink(tmp_pa
             await first.signalled.get()
             first.end(0, STOPPED)
             second.end(1, STOPPED)
-            await everybody_has_had_their_turn()
+            await let_every_task_run()
             assert first.launched[1:] == [(1, 0), (1, 1)]
             assert second.launched == [(0, 1)]
 
@@ -245,7 +245,7 @@ def test_the_checkpoint_saved_for_a_scaling_decides_the_next_world_size(tmp_path
             agent.scale(1)
             await node.signalled.get()
             node.end(0, STOPPED)
-            await everybody_has_had_their_turn()
+            await let_every_task_run()
             coordinator.checkpoint = saved_by(2)
             node.end(1, STOPPED)
             await until(lambda: len(node.launched) > 2)

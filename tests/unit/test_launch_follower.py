@@ -44,7 +44,7 @@ class FakeMeeting:
         self.ended: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._coming: asyncio.Queue[list[Received]] = asyncio.Queue()
 
-    def say(self, *messages: AnyMessage) -> None:
+    def deliver(self, *messages: AnyMessage) -> None:
         self._coming.put_nowait([Received(LEADER.id, each) for each in messages])
 
     async def receive(self) -> list[Received]:
@@ -62,7 +62,7 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.running: dict[int, WorkerSpec] = {}
-        self.heard: list[object] = []
+        self.orders: list[object] = []
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
 
     async def launch(self, workers: Sequence[WorkerSpec]) -> None:
@@ -78,10 +78,10 @@ class FakeNode:
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
         if rank in self.running:
-            self.heard.append((number, rank))
+            self.orders.append((number, rank))
 
     async def close(self) -> None:
-        self.heard.append("close")
+        self.orders.append("close")
 
 
 @contextlib.asynccontextmanager
@@ -89,11 +89,11 @@ async def following(here: FakeMeeting, node: FakeNode) -> AsyncIterator[Follower
     follower = Follower(here, LEADER, node, lambda what, text: None, coordinator="own:1")  # type: ignore[arg-type]
     running = asyncio.create_task(follower.run())
     yield follower
-    here.say(RunOver("done", "2 workers are done"))
+    here.deliver(RunOver("done", "2 workers are done"))
     assert await running == Finish("done", "2 workers are done")
 
 
-async def everybody_has_had_their_turn() -> None:
+async def let_every_task_run() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -102,10 +102,10 @@ def test_a_kill_right_after_the_launch_order_hits_its_workers() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), KillWorkers(3, (2,)))
+            here.deliver(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), KillWorkers(3, (2,)))
             assert await here.ended.get() == WorkerExit(2, KILLED)
             assert sorted(node.running) == [3]
-            here.say(KillWorkers(3, (2, 3)))
+            here.deliver(KillWorkers(3, (2, 3)))
             assert await here.ended.get() == WorkerExit(3, KILLED)
 
     asyncio.run(scene())
@@ -115,8 +115,8 @@ def test_workers_find_the_coordinator_as_their_own_machine_does() -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))))
-            await everybody_has_had_their_turn()
+            here.deliver(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))))
+            await let_every_task_run()
             assert WORKER_SPEC.coordinator == "leader:1"
             assert {worker_spec.coordinator for worker_spec in node.running.values()} == {"own:1"}
 
@@ -127,11 +127,11 @@ def test_a_signal_right_after_the_launch_order_ends_workers_that_have_not_starte
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), SignalWorker(3, 2, signal.SIGTERM))
+            here.deliver(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), SignalWorker(3, 2, signal.SIGTERM))
             assert await here.ended.get() == WorkerExit(2, -signal.SIGTERM)
-            here.say(SignalWorker(3, 3, signal.SIGTERM))
-            await everybody_has_had_their_turn()
-            assert node.heard == [(signal.SIGTERM, 3)]
+            here.deliver(SignalWorker(3, 3, signal.SIGTERM))
+            await let_every_task_run()
+            assert node.orders == [(signal.SIGTERM, 3)]
 
     asyncio.run(scene())
 
@@ -141,8 +141,8 @@ def test_a_kill_of_another_attempt_is_ignored(attempt: int) -> None:
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(WORKER_SPEC, ((2, 0),)), KillWorkers(attempt, (2,)))
-            await everybody_has_had_their_turn()
+            here.deliver(StartWorkers(WORKER_SPEC, ((2, 0),)), KillWorkers(attempt, (2,)))
+            await let_every_task_run()
             assert (sorted(node.running), here.sent) == ([2], [])
 
     asyncio.run(scene())
@@ -152,9 +152,9 @@ def test_a_run_that_ends_right_after_the_launch_order_starts_no_worker() -> None
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(WORKER_SPEC, ((2, 0),)), RunOver("done", "2 workers are done"))
+            here.deliver(StartWorkers(WORKER_SPEC, ((2, 0),)), RunOver("done", "2 workers are done"))
         assert node.running == {}
-        assert node.heard == ["close"]
+        assert node.orders == ["close"]
 
     asyncio.run(scene())
 
@@ -163,8 +163,8 @@ def test_of_workers_that_fail_together_the_first_report_the_end_of_their_logs() 
     async def scene() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
-            here.say(StartWorkers(WORKER_SPEC, ((1, 0), (2, 1), (3, 2))))
-            await everybody_has_had_their_turn()
+            here.deliver(StartWorkers(WORKER_SPEC, ((1, 0), (2, 1), (3, 2))))
+            await let_every_task_run()
             for rank in (1, 2, 3):
                 node._exits.put_nowait(WorkerExit(rank, 1, "ValueError: bad", ("Traceback", "ValueError: bad")))
             ends = [(await here.ended.get()).log_end for _ in range(3)]

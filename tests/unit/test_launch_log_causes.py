@@ -36,7 +36,7 @@ def log_of(tmp_path: Path, text: str | bytes) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "expected"),
     [
         ("raise ValueError('bad row 7')", "ValueError: bad row 7"),
         ("raise ValueError('bad\\nrow\\n\\n7')", "ValueError: bad"),
@@ -56,12 +56,12 @@ def log_of(tmp_path: Path, text: str | bytes) -> Path:
         ("print('step 7', flush=True); print(); import os; os.kill(os.getpid(), 9)", "step 7"),
     ],
 )
-def test_the_cause_is_the_exception_that_python_prints(tmp_path: Path, code: str, words: str) -> None:
+def test_the_cause_is_the_exception_that_python_prints(tmp_path: Path, code: str, expected: str) -> None:
     path = tmp_path / "rank-0.log"
     with path.open("wb") as log:
         subprocess.run([sys.executable, "-I", "-S", "-c", code], stdout=log, stderr=log, check=False, cwd=tmp_path)
 
-    assert last_words(path) == words
+    assert last_words(path) == expected
 
 
 def test_complaints_after_a_traceback_are_not_the_cause(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_cause_has_an_end(tmp_path: Path) -> None:
     assert last_words(log_of(tmp_path, "ValueError: " + "y" * 10_000)).endswith("y…")
 
 
-def test_a_log_that_is_empty_or_missing_has_no_last_words(tmp_path: Path) -> None:
+def test_an_empty_or_missing_log_has_no_cause(tmp_path: Path) -> None:
     assert last_words(tmp_path / "none.log") == ""
     assert last_words(log_of(tmp_path, "")) == ""
     assert last_words(log_of(tmp_path, "\n \n\n")) == ""

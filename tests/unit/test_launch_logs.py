@@ -31,33 +31,33 @@ def rotate(path: Path) -> None:
     path.replace(previous(path))
 
 
-def said(reader: LogReader, *, is_last_look: bool = False) -> list[str]:
+def new_lines(reader: LogReader, *, is_last_look: bool = False) -> list[str]:
     return [line for lines in reader.lines(is_last_look=is_last_look) for line in lines]
 
 
 def test_a_reader_misses_nothing_when_the_log_is_rotated_between_two_looks(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     reader = LogReader(log)
-    assert said(reader) == []
+    assert new_lines(reader) == []
     add(log, "a\nb\nhalf ")
-    assert said(reader) == ["a", "b"]
+    assert new_lines(reader) == ["a", "b"]
     add(log, "a line\nc\n")
     rotate(log)
-    assert said(reader) == []
+    assert new_lines(reader) == []
     add(log, "d\nno end")
-    assert said(reader) == ["half a line", "c", "d"]
-    assert said(reader, is_last_look=True) == ["no end"]
+    assert new_lines(reader) == ["half a line", "c", "d"]
+    assert new_lines(reader, is_last_look=True) == ["no end"]
 
 
 def test_a_reader_that_was_too_slow_reports_missing_lines(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     reader = LogReader(log)
     add(log, "a\n")
-    assert said(reader) == ["a"]
+    assert new_lines(reader) == ["a"]
     for text in ("b\n", "c\n", "d\n"):
         rotate(log)
         add(log, text)
-    assert said(reader) == [*SKIPPED.decode().splitlines(), "c", "d"]
+    assert new_lines(reader) == [*SKIPPED.decode().splitlines(), "c", "d"]
 
 
 @given(num_lines=st.integers(0, 8), num_old=st.integers(0, 5), num_new=st.integers(0, 5))
@@ -70,7 +70,7 @@ def test_the_last_lines_are_found_in_both_halves(num_lines: int, num_old: int, n
         add(log, "".join(f"{line}\n" for line in lines[num_old:]))
 
         expected = lines[-num_lines:] if num_lines else []
-        assert said(LogReader(log, num_lines)) == expected
+        assert new_lines(LogReader(log, num_lines)) == expected
         if num_lines:
             assert last_lines(log, num_lines) == expected
 

@@ -30,7 +30,7 @@ def listed(hosts: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
     return [(f"host-{number}", slots) for number, nodes in enumerate(hosts) for slots in nodes]
 
 
-# -- who sits where ----------------------------------------------------------------------------------------------------
+# -- placement of ranks ------------------------------------------------------------------------------------------------
 
 
 @given(HOSTS, st.integers(0, 30))
@@ -41,7 +41,8 @@ def test_every_rank_has_one_seat_and_no_node_exceeds_its_slots(hosts: list[list[
     taken = Counter(seat.node for seat in seats)
     assert all(taken[index] <= slots for index, (_, slots) in enumerate(nodes))
     fuller = {taken[index] for index, (_, slots) in enumerate(nodes) if taken[index] < slots}
-    assert all(taken[index] <= min(fuller, default=99) + 1 for index in taken)  # nobody has much more while others wait
+    # A node with free slots is at most one worker behind any other.
+    assert all(taken[index] <= min(fuller, default=99) + 1 for index in taken)
 
 
 @given(HOSTS, st.integers(0, 30))
@@ -69,7 +70,7 @@ class FakeNode:
         self.address = f"at-{name}"
         self.slots = slots
         self.running: dict[int, WorkerSpec] = {}
-        self.heard: list[object] = []
+        self.orders: list[object] = []
         self.exits: asyncio.Queue[WorkerExit | Exception] = asyncio.Queue()
         self.on_launch: Callable[[], Awaitable[None]] | None = None
         self.on_port: Callable[[], None] = lambda: None
@@ -92,17 +93,17 @@ class FakeNode:
     def kill(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             if rank in self.running:
-                self.heard.append(("kill", rank))
+                self.orders.append(("kill", rank))
                 self.end(rank, -signal.SIGKILL)
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
-        self.heard.append((number, rank))
+        self.orders.append((number, rank))
 
     async def dump_stacks(self, rank: int) -> None:
-        self.heard.append(("stacks", rank))
+        self.orders.append(("stacks", rank))
 
     async def close(self) -> None:
-        self.heard.append("close")
+        self.orders.append("close")
 
     def end(self, rank: int, code: int) -> None:
         self.exits.put_nowait(WorkerExit(rank, code))
@@ -117,7 +118,7 @@ def launched(world_size: int, attempt: int = 0) -> WorkerSpec:
     )
 
 
-async def told(nodes: Nodes) -> list[Event]:
+async def events_of(nodes: Nodes) -> list[Event]:
     """Return all events, once every task has run."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -141,10 +142,10 @@ def test_workers_get_their_identity_and_the_address_of_rank_0() -> None:
         nodes.send_signal(2, signal.SIGTERM)
         await nodes.dump_stacks([0, 2, 7])
         nodes.kill(0, [1, 2, 9])
-        assert first.heard == [("stacks", 0), ("kill", 1)]
-        assert second.heard == [(signal.SIGTERM, 2), ("stacks", 2), ("kill", 2)]
+        assert first.orders == [("stacks", 0), ("kill", 1)]
+        assert second.orders == [(signal.SIGTERM, 2), ("stacks", 2), ("kill", 2)]
         await nodes.close()
-        assert first.heard[-1] == second.heard[-1] == "close"
+        assert first.orders[-1] == second.orders[-1] == "close"
 
     asyncio.run(scene())
 
@@ -156,7 +157,7 @@ def test_a_lost_node_ends_each_of_its_own_ranks_once() -> None:
         await nodes.launch(launched(4))
         second.end(3, 1)  # a moment before
         second.die()
-        *exits, room = await told(nodes)
+        *exits, room = await events_of(nodes)
         assert [(each.rank, each.code) for each in exits if isinstance(each, WorkerExit)] == [
             (3, 1),
             (2, LOST),
@@ -164,10 +165,10 @@ def test_a_lost_node_ends_each_of_its_own_ranks_once() -> None:
         assert room == RoomChanged(2, "node b is lost: its power is off")
         nodes.lose("b", "again")
         nodes.kill(0, [2, 3])
-        assert await told(nodes) == []
-        assert second.heard == []
+        assert await events_of(nodes) == []
+        assert second.orders == []
         first.end(0, 0)
-        assert await told(nodes) == [WorkerExit(0, 0)]
+        assert await events_of(nodes) == [WorkerExit(0, 0)]
         await nodes.close()
 
     asyncio.run(scene())
@@ -181,10 +182,10 @@ def test_a_node_whose_exits_cannot_be_received_is_lost_and_its_workers_are_kille
         nodes = Nodes(first, second)
         await nodes.launch(launched(2))
         second.exits.put_nowait(OSError("stale file handle"))
-        gone, room = await told(nodes)
+        gone, room = await events_of(nodes)
         assert gone == WorkerExit(1, LOST, "node b is lost: OSError: stale file handle")
         assert room == RoomChanged(1, "node b is lost: OSError: stale file handle")
-        assert second.heard == [("kill", 1)]
+        assert second.orders == [("kill", 1)]
         await nodes.close()
 
     asyncio.run(scene())
@@ -198,15 +199,15 @@ def test_a_node_that_drains_keeps_its_workers_and_gets_no_new_ones() -> None:
         await nodes.launch(launched(2))
         nodes.drain("b", "Ctrl-C")
         nodes.drain("b", "Ctrl-C")
-        assert await told(nodes) == [RoomChanged(1, "node b is leaving: Ctrl-C")]
+        assert await events_of(nodes) == [RoomChanged(1, "node b is leaving: Ctrl-C")]
         first.end(0, 0)
         second.end(1, 0)
-        assert len(await told(nodes)) == 2
+        assert len(await events_of(nodes)) == 2
         await nodes.launch(launched(1, attempt=1))
         assert first.running[0].identity.attempt == 1
         assert second.running[1].identity.attempt == 0
         nodes.join(FakeNode("c"))
-        assert await told(nodes) == [RoomChanged(2, "node c has joined")]
+        assert await events_of(nodes) == [RoomChanged(2, "node c has joined")]
         await nodes.close()
 
     asyncio.run(scene())
@@ -217,12 +218,12 @@ def test_workers_must_move_as_long_as_some_are_on_a_node_that_is_leaving() -> No
         first, second, third = FakeNode("a"), FakeNode("b"), FakeNode("c")
         nodes = Nodes(first, second, third)
         await nodes.launch(launched(2))
-        nodes.drain("c", "nobody is there")
+        nodes.drain("c", "it runs no worker")
         assert not nodes.must_move
         nodes.drain("b", "Ctrl-C")
         assert nodes.must_move
         second.end(1, 0)
-        await told(nodes)
+        await events_of(nodes)
         assert not nodes.must_move
         await nodes.close()
 
@@ -237,7 +238,7 @@ def test_a_node_that_is_lost_during_the_layout_gets_no_ranks_and_they_end() -> N
         await nodes.launch(launched(2))
         assert sorted(first.running) == [0]
         assert second.running == {}
-        exits = [each for each in await told(nodes) if isinstance(each, WorkerExit)]
+        exits = [each for each in await events_of(nodes) if isinstance(each, WorkerExit)]
         assert [(each.rank, each.code) for each in exits] == [(1, LOST)]
         await nodes.close()
 
@@ -255,7 +256,7 @@ def test_a_node_that_is_lost_during_its_launch_ends_its_ranks_once() -> None:
 
         second.on_launch = die
         await nodes.launch(launched(2))
-        exits = [each for each in await told(nodes) if isinstance(each, WorkerExit)]
+        exits = [each for each in await events_of(nodes) if isinstance(each, WorkerExit)]
         assert [(each.rank, each.code) for each in exits] == [(1, LOST)]
         await nodes.close()
 
@@ -268,7 +269,7 @@ def test_ranks_without_a_slot_end_at_once() -> None:
         nodes = Nodes(only)
         await nodes.launch(launched(3))
         assert sorted(only.running) == [0]
-        assert await told(nodes) == [WorkerExit(rank, LOST, "no node has a free slot for it") for rank in (1, 2)]
+        assert await events_of(nodes) == [WorkerExit(rank, LOST, "no node has a free slot for it") for rank in (1, 2)]
         await nodes.close()
 
     asyncio.run(scene())
@@ -280,7 +281,7 @@ def test_no_worker_is_placed_before_all_awaited_nodes_have_joined() -> None:
         assert nodes.room == 0
         nodes.join(FakeNode("b"))
         nodes.stop_awaiting()
-        found = await told(nodes)
+        found = await events_of(nodes)
         assert [each.room for each in found if isinstance(each, RoomChanged)] == [0, 2]
         await nodes.close()
 
@@ -291,11 +292,11 @@ def test_a_worker_killed_before_its_launch_is_not_started_and_ends_once() -> Non
     async def scene() -> None:
         first, second = FakeNode("a", slots=2), FakeNode("b")
         nodes = Nodes(first, second)
-        nodes.kill(4, [1])  # nobody of attempt 4 is anywhere
+        nodes.kill(4, [1])  # no worker of attempt 4 runs yet
         first.on_port = lambda: nodes.kill(4, [2])
         await nodes.launch(launched(3, attempt=4))
         assert (sorted(first.running), second.running) == ([0], {})
-        assert await told(nodes) == [WorkerExit(rank, -signal.SIGKILL) for rank in (1, 2)]
+        assert await events_of(nodes) == [WorkerExit(rank, -signal.SIGKILL) for rank in (1, 2)]
         await nodes.close()
 
     asyncio.run(scene())
@@ -307,12 +308,12 @@ def test_a_late_kill_does_not_hit_the_next_attempt() -> None:
         nodes = Nodes(node)
         await nodes.launch(launched(1))
         node.end(0, 1)
-        assert await told(nodes) == [WorkerExit(0, 1)]
+        assert await events_of(nodes) == [WorkerExit(0, 1)]
         nodes.kill(0, [0])
         await nodes.launch(launched(1, attempt=1))
         nodes.kill(0, [0])
         assert node.running[0].identity.attempt == 1
-        assert node.heard == []
+        assert node.orders == []
         await nodes.close()
 
     asyncio.run(scene())

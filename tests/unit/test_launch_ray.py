@@ -151,7 +151,7 @@ class FakeRay:
 
 def test_a_missing_cluster_is_reported_soon_with_the_cure() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"there is no Ray cluster at .* start one with `ray start --head`"):
             ray_cluster._init(FakeRay(), spec(address=address))
@@ -218,7 +218,7 @@ def node(actor: FakeActor, *, logs: RunDirectory | None = None, devices: Sequenc
 
 
 def test_news_that_were_lost_are_fetched_again_under_the_same_number() -> None:
-    said = iter(
+    news = iter(
         [
             encode(News()),
             unavailable(),
@@ -228,7 +228,7 @@ def test_news_that_were_lost_are_fetched_again_under_the_same_number() -> None:
     )
 
     async def scene() -> None:
-        actor = FakeActor(news=lambda _: next(said))
+        actor = FakeActor(news=lambda _: next(news))
         found = node(actor)
         assert await found.next_exit() == WorkerExit(1, 3, "bad")
         assert await found.next_exit() == WorkerExit(2, 0, "")
@@ -298,7 +298,7 @@ def test_a_kill_during_the_launch_is_repeated_after_it() -> None:
 
 
 def test_output_of_remote_workers_is_in_the_run_directory(tmp_path: Path) -> None:
-    said = iter(
+    news = iter(
         [
             encode(News(logs=[LogPart(0, 1, b"one\n")])),
             encode(News(exit=WorkerExit(1, 1, ""), logs=[LogPart(0, 1, b"two\n")])),
@@ -307,7 +307,7 @@ def test_output_of_remote_workers_is_in_the_run_directory(tmp_path: Path) -> Non
 
     async def scene() -> None:
         directory = RunDirectory(tmp_path, spec(workers=Size(2, 2)))
-        await node(FakeActor(news=lambda _: next(said)), logs=directory).next_exit()
+        await node(FakeActor(news=lambda _: next(news)), logs=directory).next_exit()
         assert directory.log_path(0, 1).read_bytes() == b"one\ntwo\n"
 
     asyncio.run(scene())
@@ -318,17 +318,17 @@ def test_output_of_remote_workers_is_in_the_run_directory(tmp_path: Path) -> Non
 
 class FakeLocalNode:
     def __init__(self) -> None:
-        self.heard: list[object] = []
+        self.orders: list[object] = []
         self.devices: dict[str, str] = {}
         self.refusal: ConfigError | None = None
 
     async def launch(self, workers: Sequence[WorkerSpec]) -> None:
-        self.heard.append([worker_spec.identity.rank for worker_spec in workers])
+        self.orders.append([worker_spec.identity.rank for worker_spec in workers])
         if self.refusal is not None:
             raise self.refusal
 
     def kill(self, ranks: Sequence[int]) -> None:
-        self.heard.append(("kill", list(ranks)))
+        self.orders.append(("kill", list(ranks)))
 
 
 def actor_with(local: FakeLocalNode, directory: RunDirectory, *, is_away: bool = False) -> NodeActor:
@@ -345,7 +345,7 @@ def test_a_repeated_order_starts_no_worker_twice_and_a_late_kill_is_ignored(tmp_
             await actor.obey(encode(StartWorkers.of([worker_spec(1, attempt=1)])))
         await actor.obey(encode(KillWorkers(0, (1,))))
         await actor.obey(encode(KillWorkers(1, (1,))))
-        assert local.heard == [[1], [], ("kill", []), ("kill", [1])]
+        assert local.orders == [[1], [], ("kill", []), ("kill", [1])]
 
     asyncio.run(scene())
 

@@ -108,7 +108,7 @@ def test_a_member_that_could_not_be_reached_for_a_lease_is_returned(monkeypatch:
     asyncio.run(scene())
 
 
-# -- where nodes are ---------------------------------------------------------------------------------------------------
+# -- addresses of nodes ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_way_to_a_coordinator_on_this_machine_is_the_loopback() -> None:
     assert rendezvous.own_address("unix:/tmp/c.sock") == "127.0.0.1"
 
 
-# -- who may speak -----------------------------------------------------------------------------------------------------
+# -- permissions -------------------------------------------------------------------------------------------------------
 
 
 def test_a_member_without_permission_raises_the_cure_and_stops_retrying() -> None:

@@ -171,7 +171,7 @@ def test_an_unambiguous_prefix_of_a_name_is_enough() -> None:
         create(spec_of(name))
 
     assert open_run("alph").name == "alpha"
-    assert open_run("bet").name == "bet", "the whole name of one, though another begins so"
+    assert open_run("bet").name == "bet", "a whole name, although another name starts with it"
     with pytest.raises(ConfigError, match="2 runs start with 'al': alpha, alpine; type more"):
         open_run("al")
 
@@ -295,7 +295,7 @@ def test_a_run_whose_agent_was_killed_is_interrupted() -> None:
         ]
         agent.kill()
         os.waitid(os.P_PID, agent.pid, os.WEXITED | os.WNOWAIT)
-        assert not is_alive(status), "it has ended, though nobody has asked after it yet"
+        assert not is_alive(status), "the agent is a zombie, not alive"
         assert state_now(status) == "interrupted"
     finally:
         agent.kill()
@@ -360,7 +360,7 @@ def test_the_first_to_fail_is_found_by_what_was_noted() -> None:
     assert run.first_failure() is None
     run.note(event(attempt=0, rank=1, text="rank 1: exit code 1"))
     run.note(event(attempt=0, rank=0, text="rank 0: killed"))
-    assert run.first_failure() is None, "nobody of the newest attempt"
+    assert run.first_failure() is None, "no worker of the newest attempt has failed"
 
     run.note(event(attempt=1, text="rank 0: exit code 1"))
 
@@ -494,7 +494,7 @@ def test_the_final_state_is_written_on_a_full_disk(monkeypatch: pytest.MonkeyPat
         assert found is not None
         assert (found.state, found.step, found.exit_code) == ("failed", 7, 1)
         assert found.reason.startswith(reason[:100])
-    assert (run.path / "status.json").stat().st_size == STATUS_BYTES, "it needs no more room than it had"
+    assert (run.path / "status.json").stat().st_size == STATUS_BYTES, "it needs no more space than before"
 
 
 def test_a_run_is_removed_completely_unless_it_is_locked() -> None:

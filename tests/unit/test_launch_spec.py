@@ -84,7 +84,7 @@ def test_any_spec_survives_the_environment(rank: int, attempt: int, run: str) ->
 
 
 def test_torchrun_s_names_are_all_there() -> None:
-    """As `torch.distributed.run` documents them."""
+    """`torch.distributed.run` documents these names."""
     names = (
         *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "ROLE_WORLD_SIZE"),
         *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),

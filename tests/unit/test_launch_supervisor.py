@@ -38,9 +38,9 @@ def orders_of(found: list[Action]) -> list[Action]:
     return [order for order in found if not isinstance(order, Note)]
 
 
-def fail(run: Supervisor, rank: int = 0, code: int = KILLED, words: str = "", now_s: float = 0.0) -> list[Action]:
+def fail(run: Supervisor, rank: int = 0, code: int = KILLED, message: str = "", now_s: float = 0.0) -> list[Action]:
     """Let one worker fail and the others be killed; return the actions that follow."""
-    found = orders_of(run.exited(WorkerExit(rank, code, words), now_s=now_s))
+    found = orders_of(run.exited(WorkerExit(rank, code, message), now_s=now_s))
     if run.running:
         assert found == [KillWorkers(run.attempt, tuple(sorted(run.running)))]
         found = []
@@ -122,7 +122,7 @@ def test_a_worker_that_fails_on_its_own_input_stops_the_run_with_the_reason() ->
 
 
 def test_a_place_is_known_as_exactly_as_steps_are_seen() -> None:
-    """Of steps that take a millisecond, only about every hundredth is reported."""
+    """If a step takes a millisecond, only about every hundredth is reported."""
     run = supervisor(max_restarts=100)
     run.begin(now_s=0.0)
     found: list[Action] = []
@@ -133,7 +133,7 @@ def test_a_place_is_known_as_exactly_as_steps_are_seen() -> None:
     assert isinstance(found[0], Finish)
 
 
-@pytest.mark.parametrize("changing", ["rank", "words", "step", "saved", "killed"])
+@pytest.mark.parametrize("changing", ["rank", "message", "step", "saved", "killed"])
 def test_failures_that_differ_are_not_the_input(changing: str) -> None:
     run = supervisor(max_restarts=100)
     run.begin(now_s=0.0)
@@ -144,12 +144,12 @@ def test_failures_that_differ_are_not_the_input(changing: str) -> None:
             run,
             rank=number % 2 if changing == "rank" else 0,
             code=KILLED if changing == "killed" else 1,
-            words=f"error {number}" if changing == "words" else "error",
+            message=f"error {number}" if changing == "message" else "error",
         )
         assert isinstance(found[0], StartAttempt)
 
 
-def test_a_hung_worker_is_looked_at_then_killed_and_named() -> None:
+def test_a_hung_worker_prints_its_stacks_and_is_killed_and_named() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     run.advanced(3)
@@ -159,7 +159,7 @@ def test_a_hung_worker_is_looked_at_then_killed_and_named() -> None:
     assert found == [Note("failed", "rank 1: killed by SIGKILL: no step for 61 s", 0, 1), KillWorkers(0, (0,))]
 
 
-def test_workers_that_wait_for_a_hung_one_are_looked_at_too() -> None:
+def test_workers_that_wait_for_a_hung_one_print_their_stacks_too() -> None:
     run = supervisor(3)
     run.begin(now_s=0.0)
     found = run.hung([2, 0], 61.0)
@@ -182,11 +182,11 @@ def test_a_killed_worker_that_does_not_exit_is_killed_again(why: str) -> None:
     for began_s in (1.0, 1.0 + KILL_AGAIN_S):
         assert run.tick(now_s=began_s) == []
         assert run.tick(now_s=began_s + KILL_AGAIN_S - 0.1) == []
-        told, *orders = run.tick(now_s=began_s + KILL_AGAIN_S)
+        note, *orders = run.tick(now_s=began_s + KILL_AGAIN_S)
         left = (2,) if why != "hung" else (0, 2)
         assert orders == [KillWorkers(0, left)]
-        assert isinstance(told, Note)
-        assert " did not exit within 30 s of being killed; killing again" in told.text
+        assert isinstance(note, Note)
+        assert " did not exit within 30 s of being killed; killing again" in note.text
 
 
 def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -> None:
@@ -250,7 +250,7 @@ def test_a_script_without_a_context_that_exits_with_0_on_a_signal_restarts_with_
     run = supervisor(1, 2)
     run.begin(now_s=0.0)
     run.scale(1, now_s=0.0)
-    run.exited(WorkerExit(0, 0), now_s=0.1)  # before it could be asked
+    run.exited(WorkerExit(0, 0), now_s=0.1)  # before it received the request
     run.signalled([0, 1])
     assert orders_of(run.exited(WorkerExit(1, 0), now_s=1.0)) == [StartAttempt(1, 1)]
     assert run.exited(WorkerExit(0, 0), now_s=2.0) == [Finish("done", "1 worker is done")]
@@ -362,8 +362,8 @@ def test_as_many_workers_start_as_can_be_placed() -> None:
 def test_below_the_minimum_a_run_waits_for_room_and_reports_it() -> None:
     run = supervisor(2, 8)
     run.room = 1
-    (told,) = run.begin(now_s=0.0)
-    assert told == Note("waiting", "only 1 of at least 2 workers can be placed; waiting up to 300 s for more", -1)
+    (note,) = run.begin(now_s=0.0)
+    assert note == Note("waiting", "only 1 of at least 2 workers can be placed; waiting up to 300 s for more", -1)
     assert orders_of(run.room_changed(1, "still", now_s=10.0)) == []
     assert run.tick(now_s=299.0) == []
     assert orders_of(run.room_changed(3, "node b has joined", now_s=299.5)) == [StartAttempt(0, 3)]
@@ -560,9 +560,9 @@ def test_a_request_that_came_before_it_was_known_is_not_followed() -> None:
     assert orders_of(run.scale(3, now_s=1.0)) == [AskToStop("scaling to 3 workers")]
     run.only = 2
     run.exited(WorkerExit(0, STOPPED), now_s=2.0)
-    told, start = run.exited(WorkerExit(1, STOPPED), now_s=2.0)
+    note, start = run.exited(WorkerExit(1, STOPPED), now_s=2.0)
     assert start == StartAttempt(1, 2)
-    assert "with 2 workers, not 3: the state of an attached loader" in told.text  # type: ignore[union-attr]
+    assert "with 2 workers, not 3: the state of an attached loader" in note.text  # type: ignore[union-attr]
 
 
 def test_a_resume_with_an_impossible_world_size_fails_before_it_starts() -> None:

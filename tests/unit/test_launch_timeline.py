@@ -99,10 +99,10 @@ WHATS = st.sampled_from(["started", "failed", "restored", "first_step", "finishe
 
 
 @given(st.lists(st.tuples(WHATS, st.integers(0, 4)), max_size=30))
-def test_times_of_a_recovery_follow_one_another_whatever_was_noted(told: list[tuple[str, int]]) -> None:
-    found = recoveries(event(what, float(n), attempt) for n, (what, attempt) in enumerate(told))
+def test_times_of_a_recovery_follow_one_another_whatever_was_noted(noted: list[tuple[str, int]]) -> None:
+    found = recoveries(event(what, float(n), attempt) for n, (what, attempt) in enumerate(noted))
 
-    assert len(found) <= sum(what == "failed" for what, _ in told)
+    assert len(found) <= sum(what == "failed" for what, _ in noted)
     for each in found:
         times = [each.started_ms, each.restored_ms, each.first_step_ms]
         known = [time for time in times if time is not None]
@@ -111,9 +111,9 @@ def test_times_of_a_recovery_follow_one_another_whatever_was_noted(told: list[tu
 
 
 def test_an_event_is_one_line_without_control_characters() -> None:
-    words = in_words(event("failed", 12.345, text="rank 2: \x1b[2J\nValueError:\tbad [bold]row 7"), WALL_S)
+    line = in_words(event("failed", 12.345, text="rank 2: \x1b[2J\nValueError:\tbad [bold]row 7"), WALL_S)
 
-    assert words == r"   12.35 s  failed: rank 2: \x1b[2J ValueError: bad [bold]row 7"
+    assert line == r"   12.35 s  failed: rank 2: \x1b[2J ValueError: bad [bold]row 7"
 
 
 def test_an_event_without_text_shows_its_fields() -> None:

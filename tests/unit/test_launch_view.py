@@ -69,7 +69,7 @@ def event(what: str, text: str, at_s: float = 1_700_000_001.5) -> RunEvent:
 
 
 @pytest.mark.parametrize(
-    ("last", "saving", "words"),
+    ("last", "saving", "expected"),
     [
         (None, [], ""),
         (None, [(-1, 0.0), (-1, 0.9)], ""),
@@ -81,9 +81,9 @@ def event(what: str, text: str, at_s: float = 1_700_000_001.5) -> RunEvent:
     ],
 )
 def test_the_last_checkpoint_and_the_save_in_progress_are_described(
-    last: tuple[int, float] | None, saving: list[tuple[int, float]], words: str
+    last: tuple[int, float] | None, saving: list[tuple[int, float]], expected: str
 ) -> None:
-    assert describe_checkpoint(last, saving) == words
+    assert describe_checkpoint(last, saving) == expected
 
 
 def test_the_view_shows_workers_checkpoint_and_directory() -> None:
@@ -269,7 +269,7 @@ def test_a_broken_pipe_does_not_end_the_run() -> None:
     display.print_event(event("failed", "x"))
     display.print_event(event("failed", "y"))
     display.close()
-    with contextlib.suppress(BrokenPipeError):  # what is left in its buffer
+    with contextlib.suppress(BrokenPipeError):  # data is left in its buffer
         stream.close()
 
 
@@ -278,13 +278,13 @@ def test_a_full_pipe_does_not_delay_the_run_and_gets_the_lines_later() -> None:
     with open(reading, "rb", buffering=0) as reader, open(writing, "w") as stream:  # noqa: PTH123
         display = PlainDisplay(stream, ManualClock(), io.StringIO())
         for number in range(1_200):
-            display.print_event(event("failed", f"{number} " + "x" * 200))  # it would block after some 300 of them
-        said = b""
-        while b" 1199 " not in said:
-            said += reader.read(1 << 20)
+            display.print_event(event("failed", f"{number} " + "x" * 200))  # would block after about 300 lines
+        output = b""
+        while b" 1199 " not in output:
+            output += reader.read(1 << 20)
             display.show(VIEW)
 
-    numbers = [int(line.split()[3]) for line in said.splitlines()]
+    numbers = [int(line.split()[3]) for line in output.splitlines()]
     assert numbers == sorted(numbers)
     assert numbers[0] == 0
 
@@ -320,7 +320,7 @@ def test_the_live_view_is_drawn_at_most_four_times_a_second(monkeypatch: pytest.
     display.close()
 
 
-def test_what_happens_is_printed_above_the_live_view_but_for_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_except_checkpoints_are_printed_above_the_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
     display, out = live(ManualClock(), monkeypatch)
     display.print_event(event("started", "attempt 0 with 2 workers"))
     display.show(VIEW)
@@ -328,11 +328,11 @@ def test_what_happens_is_printed_above_the_live_view_but_for_checkpoints(monkeyp
     display.print_event(event("failed", "rank 1: [red]\x1b[2J"))
     display.close()
 
-    said = out.getvalue()
-    assert r"failed: rank 1: [red]\x1b[2J" in said
-    assert "checkpoint: " not in said
-    assert "last event" not in said, "it stands above"
-    assert said.index("started: attempt 0") < said.index("run 251116") < said.index("failed: rank 1")
+    output = out.getvalue()
+    assert r"failed: rank 1: [red]\x1b[2J" in output
+    assert "checkpoint: " not in output
+    assert "last event" not in output, "the event is printed above the view"
+    assert output.index("started: attempt 0") < output.index("run 251116") < output.index("failed: rank 1")
 
 
 def test_lines_of_workers_scroll_above_the_live_view_without_control_characters(
@@ -344,13 +344,13 @@ def test_lines_of_workers_scroll_above_the_live_view_without_control_characters(
     display.write(None, [f"line {number}" for number in range(1_000)])
     display.close()
 
-    said = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())  # its colours
-    assert "[3] red [bold]plain" in said
-    assert "[3]  20%" in said
-    assert "title" not in said
-    assert "[strata: 900 lines omitted; `strata logs` shows all]" in said
-    assert "line 999" in said
-    assert "line 899" not in said
+    output = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())  # its colours
+    assert "[3] red [bold]plain" in output
+    assert "[3]  20%" in output
+    assert "title" not in output
+    assert "[strata: 900 lines omitted; `strata logs` shows all]" in output
+    assert "line 999" in output
+    assert "line 899" not in output
 
 
 def test_lines_of_workers_go_to_stdout_if_that_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,7 @@ def test_a_closed_terminal_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch)
         display.close()
 
 
-def test_a_terminal_that_is_stopped_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_terminal_does_not_block_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without a reader, as after Ctrl-S."""
     monkeypatch.setenv("TERM", "xterm")
     clock = ManualClock()
@@ -412,14 +412,14 @@ def test_a_terminal_that_is_stopped_holds_up_nothing(monkeypatch: pytest.MonkeyP
             display.show(VIEW)
             clock.advance(1.0)
         os.set_blocking(outside, False)
-        said = b""
+        output = b""
         for _ in range(1_000):
             with contextlib.suppress(BlockingIOError):
-                said += os.read(outside, 1 << 16)
+                output += os.read(outside, 1 << 16)
             clock.advance(1.0)
             display.show(VIEW)
-            if b"event 59" in said:
+            if b"event 59" in output:
                 break
-        assert b"event 59" in said
+        assert b"event 59" in output
         os.close(outside)
         display.close()

@@ -1,8 +1,8 @@
 """Dependencies point down only.
 
 The checker reads every module of the package, not what happens to be imported in a run, so an import inside a function
-or under `if TYPE_CHECKING` counts as well: who names the type of a higher layer cannot be understood without it, and
-wants a `Protocol`.
+or under `if TYPE_CHECKING` counts as well: a module that names a type of a higher layer cannot be understood without
+that layer, and should use a `Protocol`.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def purity_problems(modules: Mapping[str, set[str]]) -> Iterator[str]:
 
 
 def problems(sources: Mapping[str, str], packages: set[str] | None = None) -> list[str]:
-    """All that is wrong in modules given as {dotted name: text}."""
+    """Return the violations in modules given as {dotted name: text}."""
     modules = {name: set(imports(name, text, is_package=name in (packages or ()))) for name, text in sources.items()}
     pairs = [(module, imported) for module, found in sorted(modules.items()) for imported in sorted(found)]
     rules = [

@@ -190,7 +190,7 @@ def test_3_workers_that_die_in_one_tick_are_one_generation(driver: Driver) -> No
 
 
 def test_workers_that_fall_silent_within_a_heartbeat_die_together(driver: Driver) -> None:
-    """Like the workers of a disconnected node: their last heartbeats differ."""
+    """The last heartbeats of the workers of a disconnected node differ."""
     driver.join("w0", "w1", "w2", "well")
     for worker_id in ("w0", "w1", "w2"):
         driver.beat(worker_id)
@@ -204,7 +204,7 @@ def test_workers_that_fall_silent_within_a_heartbeat_die_together(driver: Driver
 
 
 def test_a_death_is_delayed_by_at_most_one_heartbeat(driver: Driver) -> None:
-    """However many fall silent one after another."""
+    """This holds however many workers fall silent one after another."""
     names = [f"w{i}" for i in range(20)]
     driver.join(*names)
     silent_s: dict[str, float] = {}

@@ -14,7 +14,7 @@ from strata.v1 import types_pb2
 
 FENCE = 7_000_000_001
 LEASE_S, HEARTBEAT_S = 5.0, 1.0
-NOBODY: frozenset[str] = frozenset()
+NO_WORKERS: frozenset[str] = frozenset()
 
 
 def beat(worker_id: str = "a", incarnation: int = FENCE, **fields: object) -> pb.HeartbeatRequest:
@@ -106,11 +106,11 @@ def test_a_lost_connection_drops_the_pending_heartbeat_and_forwards_the_next(pul
     pulses.beat(beat(step=1), 0.1)
     pulses.doubt("j", "a", FENCE)
     assert pulses.take() == []
-    assert pulses.have_all_arrived(set(), "j", NOBODY), "nobody waits for it"
+    assert pulses.have_all_arrived(set(), "j", NO_WORKERS), "no barrier waits for it"
     pulses.renew(0.2)
-    assert pulses.take() == [], "a relay does not speak for who may be dead"
+    assert pulses.take() == [], "a relay sends no heartbeats for a worker that may be dead"
     assert pulses.beat(beat(step=2), 0.3) is None
-    assert not pulses.have_all_arrived(set(), "j", NOBODY)
+    assert not pulses.have_all_arrived(set(), "j", NO_WORKERS)
 
 
 def test_a_new_upstream_connection_receives_heartbeats_of_all_workers(pulses: Pulses) -> None:
@@ -157,11 +157,11 @@ def test_a_heartbeat_delayed_by_two_relays_fits_into_the_lease(heartbeat_s: floa
 
 
 def test_a_barrier_waits_for_the_named_workers_of_this_relay(pulses: Pulses) -> None:
-    assert not pulses.have_all_arrived({"b"}, "j", NOBODY)
-    assert pulses.have_all_arrived({"a", "b"}, "j", NOBODY)
+    assert not pulses.have_all_arrived({"b"}, "j", NO_WORKERS)
+    assert pulses.have_all_arrived({"a", "b"}, "j", NO_WORKERS)
     assert not pulses.have_all_arrived({"b"}, "j", frozenset("ab"))
     assert pulses.have_all_arrived({"b"}, "j", frozenset("bc"))
-    assert pulses.have_all_arrived({"b"}, "another", NOBODY)
+    assert pulses.have_all_arrived({"b"}, "another", NO_WORKERS)
 
 
 # -- barriers ------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_only_equal_arrivals_are_combined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"upstream": "h:1", "listen": "h:1"}, "call itself"),
         ({"upstream": "h:1,nonsense"}, "not an address"),
@@ -203,6 +203,6 @@ def test_only_equal_arrivals_are_combined() -> None:
         ({"upstream": "h:1", "max_unanswered": 0}, "at least 1"),
     ],
 )
-def test_a_config_that_exists_is_valid(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_a_config_that_exists_is_valid(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         RelayConfig(**settings)  # type: ignore[arg-type]

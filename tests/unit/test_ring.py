@@ -242,7 +242,7 @@ def test_the_assignment_of_this_version_matches_the_recorded_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "capacities", "current", "field", "words"),
+    ("workers", "capacities", "current", "field", "message"),
     [
         (["a", "a"], [1.0, 1.0], None, "workers", "'a' is listed twice"),
         (["a", "b"], [1.0], None, "capacities", "1 capacities for 2 workers"),
@@ -256,10 +256,10 @@ def test_the_assignment_of_this_version_matches_the_recorded_one() -> None:
     ],
 )
 def test_a_refusal_names_the_argument_and_the_cure(
-    workers: list[str], capacities: list[float], current: list[int] | None, field: str, words: str
+    workers: list[str], capacities: list[float], current: list[int] | None, field: str, message: str
 ) -> None:
     stands = None if current is None else np.array(current, dtype=np.int32)
-    with pytest.raises(InvalidArgument, match=words) as refused:
+    with pytest.raises(InvalidArgument, match=message) as refused:
         assign(shard_keys("d", 3, 0), workers=workers, capacities=capacities, current=stands)
     assert refused.value.field == field
 

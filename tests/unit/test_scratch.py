@@ -1,4 +1,4 @@
-"""Temporary directories go with their owner, or soon after."""
+"""Temporary directories are removed with their owner, or soon afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ time.sleep(60)
 """
 
 
-def test_it_is_there_until_it_is_removed(tmp_path: Path) -> None:
+def test_a_directory_exists_until_it_is_removed(tmp_path: Path) -> None:
     with Scratch("kind-", tmp_path) as place:
         (place.path / "a" / "b").mkdir(parents=True)
         assert place.path.name.startswith("kind-")
@@ -31,7 +31,7 @@ def test_it_is_there_until_it_is_removed(tmp_path: Path) -> None:
     place.remove()
 
 
-def test_what_a_killed_process_has_left_is_removed_by_the_next_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
+def test_the_next_process_removes_directories_of_killed_processes_only(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         theirs = Path(owner.stdout.readline().strip())
@@ -43,7 +43,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next_and_that_of_a_liv
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch], ids=["directory", "file"])
-def test_what_has_no_lock_is_not_ours_and_stays(tmp_path: Path, make: object) -> None:
+def test_a_directory_without_a_lock_is_not_ours_and_stays(tmp_path: Path, make: object) -> None:
     other = tmp_path / "kind-other"
     make(other)  # type: ignore[operator]
     with Scratch("kind-", tmp_path):

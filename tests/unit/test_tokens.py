@@ -42,7 +42,7 @@ def test_comments_and_blank_lines_are_skipped_and_roles_are_case_insensitive() -
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (WORKER, "line 1: expected ROLE TOKEN"),
         (f"king {WORKER}", "line 1: expected ROLE TOKEN"),
@@ -51,10 +51,10 @@ def test_comments_and_blank_lines_are_skipped_and_roles_are_case_insensitive() -
         ("# nothing", "contains no token"),
     ],
 )
-def test_a_wrong_line_is_refused_with_its_number_and_without_its_token(line: str, says: str) -> None:
+def test_a_wrong_line_is_refused_with_its_number_and_without_its_token(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_grants([line], source="tokens")
-    assert says in str(refused.value)
+    assert message in str(refused.value)
     assert not any(secret in str(refused.value) for secret in (WORKER, READER, "secret-of"))
 
 

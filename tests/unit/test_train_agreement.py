@@ -71,21 +71,21 @@ class World:
         self.ranks = [Agreement() for _ in range(num_ranks)]
         self.done = [0] * num_ranks
         self.limits: dict[int, int] = {}
-        self.told: set[int] = set()
+        self.agreed: set[int] = set()
         self.found: dict[int, int] = {}
 
     def answer(self, rank: int) -> None:
         """Let the thread beside a rank's training run."""
         if rank not in self.limits:
             self.limits[rank] = self.ranks[rank].set_limit()
-        elif len(self.limits) == len(self.ranks) and rank not in self.told:
-            self.told.add(rank)
+        elif len(self.limits) == len(self.ranks) and rank not in self.agreed:
+            self.agreed.add(rank)
             self.ranks[rank].agree(Due("stop", max(self.limits.values()), "asked"))
 
     def train(self, rank: int) -> None:
         """Make one step, unless it would have to wait."""
         step = self.done[rank] + 1
-        is_held = rank in self.limits and rank not in self.told and step >= self.limits[rank]
+        is_held = rank in self.limits and rank not in self.agreed and step >= self.limits[rank]
         if rank in self.found or is_held or self.done[rank] > min(self.done):
             return
         self.done[rank] = step
@@ -101,7 +101,7 @@ def test_all_ranks_find_it_due_after_the_same_step_in_any_interleaving(
     world = World(num_ranks)
     for is_training, number in turns:
         (world.train if is_training else world.answer)(number % num_ranks)
-    for _ in range(2 * num_ranks + max(world.done) + 2):  # whoever has not come so far does now
+    for _ in range(2 * num_ranks + max(world.done) + 2):  # lets every rank catch up
         for rank in range(num_ranks):
             world.answer(rank)
             world.train(rank)

@@ -153,12 +153,12 @@ def test_a_function_that_raises_leaves_its_traceback_without_our_frames(work: An
 
     with pytest.raises(KeyError):
         work(train)
-    said = read_error(call_path.parent, 3, 1)
+    error = read_error(call_path.parent, 3, 1)
 
-    assert said.startswith("Traceback (most recent call last):\n")
-    assert said.endswith("KeyError: 'row 7'")
-    assert "in train" in said
-    assert "strata/train/function.py" not in said
+    assert error.startswith("Traceback (most recent call last):\n")
+    assert error.endswith("KeyError: 'row 7'")
+    assert "in train" in error
+    assert "strata/train/function.py" not in error
 
 
 def test_a_module_that_a_worker_cannot_import_is_named(call_path: Path, tmp_path: Path) -> None:

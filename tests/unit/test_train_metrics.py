@@ -35,7 +35,7 @@ def test_rows_a_second_are_those_of_all_loaders_over_the_last_seconds() -> None:
     gauges = Gauges(clock)
     gauges.add_rows(first)
     gauges.add_rows(second)
-    assert "rows_per_s" not in gauges.read(), "there is nothing to compare with yet"
+    assert "rows_per_s" not in gauges.read(), "there is no earlier count to compare with"
     for _ in range(5):
         clock.advance(1.0)
         first.number += 100
@@ -47,7 +47,7 @@ def test_rows_a_second_are_those_of_all_loaders_over_the_last_seconds() -> None:
     for _ in range(5):
         clock.advance(1.0)
         rate = gauges.read()["rows_per_s"]
-    assert rate == 0, "what is longer ago does not count"
+    assert rate == 0, "older counts are ignored"
 
 
 def test_without_a_loader_there_is_no_row_rate() -> None:

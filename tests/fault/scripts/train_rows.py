@@ -1,7 +1,7 @@
-"""A training script as users write them, with one addition: it counts how often the model was trained on each row.
+"""A typical training script with one addition: it counts how often the model was trained on each row.
 
-The counts are saved with the model, so they tell of the rows that the final model has seen, whatever was lost on the
-way. Writes what came of it to OUT/rank-R.json when it is done. A line `step N` goes to stdout after every step.
+The counts are saved with the model, so they cover exactly the rows that the final model has seen, whatever was lost on
+the way. At the end, the script writes its results to OUT/rank-R.json. After every step it prints a line `step N`.
 """
 
 import argparse
@@ -45,8 +45,8 @@ dist.init_process_group("gloo")
 
 
 net = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
-# Otherwise DDP rearranges its buckets after its first step, and with three ranks or more sums are rounded otherwise in
-# the first step after a restart.
+# Otherwise DDP rebuilds its buckets after its first step, and with three or more ranks the sums of the first step after
+# a restart are rounded differently.
 parallel = DistributedDataParallel(net, find_unused_parameters=True)
 counts = torch.zeros(arguments.rows, dtype=torch.int64)
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
@@ -54,7 +54,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
 
 
 class Rows(torch.utils.data.Dataset):
-    """The same columns, with noise that is drawn when a row is read."""
+    """The same columns, with noise drawn when a row is read."""
 
     def __len__(self):
         return arguments.rows
@@ -113,7 +113,7 @@ for _ in ctx.epochs(arguments.epochs):
         loss.backward()
         optimizer.step()
         scheduler.step()
-        # A gradient that is noise, from all generators: none of them may differ after a restart.
+        # Noise from all generators: one that differs after a restart changes the weights.
         noise = random.random() + np.random.random() + torch.rand(()).item()
         drift = torch.tensor([noise if ctx.rank == 0 else 0.0], dtype=torch.float64)
         seen = torch.zeros_like(counts).index_add_(0, batch["id"], torch.ones_like(batch["id"]))
