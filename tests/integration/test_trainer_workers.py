@@ -117,7 +117,7 @@ if result.best is not None:
     "launcher",
     [
         ["-m", "strata.cli", "run", "--workers", "2", "--logs", "rank0"],
-        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"],
+        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"],
     ],
     ids=["strata run", "torchrun"],
 )

@@ -33,6 +33,8 @@ T = TypeVar("T")
 Work = "Callable[[Session], T]"
 MAX_CALL_BYTES = 16 << 30
 """Largest pickled job: the module's weights and the arrays that the user passed."""
+DEFAULT_STEPS = 500
+"""Steps between two checkpoints under torchrun, where ranks have no coordinator with which to agree on a time."""
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2
 
 
@@ -103,7 +105,10 @@ class Joined:
 
     def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
         if Joined._context is None:
-            Joined._context = init(every=saving.every, **saving.options)
+            every = saving.every
+            if every is None and read_environment(os.environ) is None:
+                every = DEFAULT_STEPS
+            Joined._context = init(checkpoints=saving.checkpoints or None, every=every, **saving.options)
         context = Joined._context
         with _process_group(context, is_kept=True):
             return work(Session(context, _not_interruptible), *arguments)

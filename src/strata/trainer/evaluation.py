@@ -72,10 +72,7 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Use the averaged weights, if there are any, and rank 0's buffers on all ranks."""
-        if is_distributed():
-            for buffer in self._module.buffers():
-                distributed.broadcast(buffer, 0)
+        """Use the averaged weights, if there are any."""
         was_training = self._module.training
         self._module.eval()
         try:

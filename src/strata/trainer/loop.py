@@ -115,8 +115,7 @@ class Loop:
         row: dict[str, float] = {"epoch": float(epoch), "step": float(ctx.step), "loss": loss_sum / max(num_rows, 1.0)}
         if parts.valid is not None:
             began_s = time.perf_counter()
-            if not parts.bound.is_replicated:
-                parts.bound.finish()
+            parts.bound.finish()
             found = parts.evaluator.evaluate(parts.valid)
             row |= {f"valid_{name}": value for name, value in found.items()}
             self._seconds["valid_s"] += time.perf_counter() - began_s

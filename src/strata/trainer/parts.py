@@ -107,7 +107,7 @@ class Parts:
         batch = self._splitter(raw)
         if self.is_loss_sum:
             weight = float(self._world_size)
-        elif group_rows is None:
+        elif group_rows is None or not self.bound.is_replicated:  # ranks that train alone average over their own rows
             weight = 1.0 / self.settings.accumulate
         else:
             weight = batch.num_rows * self._world_size / group_rows
