@@ -20,7 +20,7 @@ import torch
 from strata.data import StructuredDataset
 from strata.data.structured import StructuredDataset as Files
 from strata.errors import DataFileInvalid, LimitExceeded, NoData, SchemaMismatch
-from strata.trainer.features import DenseFeat, Features, SparseFeat, VarLenFeat, fitting, portable
+from strata.trainer.features import DenseFeat, Features, SparseFeat, VarLenFeat, counts, fitting, portable
 
 NUM_ROWS = 10_000
 COLUMNS = [
@@ -205,7 +205,8 @@ def test_a_progress_bar_is_shown_on_standard_error(
     assert "fitting features" in shown.err
 
 
-def test_memory_does_not_grow_with_the_rows(rows: pa.Table, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_rows(rows: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "_MIN_PENDING", 1 << 14)
     path = write(pa.concat_tables([rows] * 20), tmp_path / "data", num_files=4, row_group_size=2000)
     declared = [SparseFeat("carrier"), SparseFeat("page"), DenseFeat("distance")]
     options: dict[str, Any] = {"num_workers": 1, "loader_options": {"cache": False}}

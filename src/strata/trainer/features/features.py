@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from strata.data.config import MAX_DEFAULT_WORKERS
 from strata.errors import InvalidArgument, NoData, SchemaMismatch
 from strata.trainer.features import portable
 from strata.trainer.features.columns import check_declarations, check_passthrough
@@ -21,7 +23,7 @@ from strata.trainer.features.encoding import (
     column_from_state,
     matrix_array,
 )
-from strata.trainer.features.fitting import make_fitter
+from strata.trainer.features.fitting import Fitter, make_fitter
 from strata.trainer.features.reading import Reading
 from strata.trainer.features.report import table
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
     from strata.trainer.features.columns import Declaration
     from strata.trainer.features.field import Field
-    from strata.trainer.features.fitting import Fitter
     from strata.trainer.features.reading import Observer
 
 
@@ -127,7 +128,9 @@ class Features:
         assert sum(observed) == num_rows, "every row group is decoded once"
         if not num_rows:
             raise NoData("there are no rows to fit features on; check the path and filters=")
-        return cls(tuple(fitter.finish() for fitter in fitters), num_rows, tuple(dict.fromkeys(passed)))
+        with ThreadPoolExecutor(MAX_DEFAULT_WORKERS) as threads:  # sorting vocabularies releases the interpreter lock
+            fitted = tuple(threads.map(lambda fitter: fitter.finish(), fitters))
+        return cls(fitted, num_rows, tuple(dict.fromkeys(passed)))
 
     @property
     def columns_read(self) -> list[str]:

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.arrow_types import of_numbers, unit_of
+from strata.data.arrow_types import unit_of
 from strata.errors import InvalidArgument, SchemaMismatch
 from strata.trainer.features.columns import MAX_FITTED_LENGTH, MAX_VALUES, DenseFeat, SparseFeat, VarLenFeat
-from strata.trainer.features.counts import ValueCounter
+from strata.trainer.features.counts import ValueCounter, count_values
 from strata.trainer.features.encoding import DenseColumn, SparseColumn, VarLenColumn, signed_log
 from strata.trainer.features.field import UNKNOWN, auto_embedding_dim
 from strata.trainer.features.moments import LIMIT, Moments, Summary, is_ordinary
@@ -152,20 +152,19 @@ class SparseFitter:
             per_place = np.bincount(at + 1, minlength=len(array.dictionary) + 1)[1:]
             used = np.flatnonzero(per_place)
             values = bare(array.dictionary).take(pa.array(used))
-            counts = of_numbers(per_place[used].astype(np.int64, copy=False), pa.int64())
+            counts = per_place[used]
         else:
-            found = pc.value_counts(array)
-            values, counts = found.field("values"), found.field("counts")
+            values, counts = count_values(array)
         if self._type.kind == "integer":
             whole = integers(values, self._type, self._name)
             values = pa.array(whole.values, pa.int64(), mask=whole.missing).view(self._type.arrow)
         else:
             values = strings(values, self._type, self._name)
         if values.null_count:
-            is_valid = values.is_valid()
-            values, counts = values.filter(is_valid), counts.filter(is_valid)
+            counts = counts[values.is_valid().to_numpy(zero_copy_only=False)]
+            values = values.drop_null()
         self._counter.add(values, counts)
-        return len(array) - int(pc.sum(counts, min_count=0).as_py())
+        return len(array) - int(counts.sum())
 
     def _fitted_vocabulary(self) -> tuple[IdMap, int]:
         """Return the vocabulary, and the number of values that it does not contain."""
@@ -298,21 +297,24 @@ class DenseFitter:
         self._num_values = self._num_missing = 0
 
     def observe(self, array: pa.Array) -> None:
-        declared = self._declared
+        declared, num_missing = self._declared, 0
         if declared.width == 1:
+            if array.null_count:  # cheaper to drop here than as NaN below
+                num_missing = array.null_count
+                array = array.drop_null()
             found = numbers(array, self._unit, declared.name)
         else:
             found = number_rows(array, declared.width, self._unit, declared.name)
-        num_missing = 0
-        usual = found
+        num_numbers, usual = len(found), found
         if not is_ordinary(found):
-            num_missing = int(np.count_nonzero(np.isnan(found)))
+            num_nan = int(np.count_nonzero(np.isnan(found)))
+            num_missing, num_numbers = num_missing + num_nan, num_numbers - num_nan
             usual = found[np.abs(found) <= LIMIT]
         self._moments.add(usual)
         if declared.scale == "log":
             self._log_moments.add(signed_log(usual))
         with self._lock:
-            self._num_values += len(found) - num_missing
+            self._num_values += num_numbers
             self._num_missing += num_missing
 
     def finish(self) -> DenseColumn:

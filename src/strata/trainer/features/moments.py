@@ -66,8 +66,9 @@ class Moments:
         lowest, highest = math.inf, -math.inf
         for first in range(0, len(values), CHUNK_ROWS):
             chunk = values[first : first + CHUNK_ROWS]
-            lowest, highest = min(lowest, float(chunk.min())), max(highest, float(chunk.max()))
-            total += work.sum(chunk)
+            low, high = float(chunk.min()), float(chunk.max())
+            lowest, highest = min(lowest, low), max(highest, high)
+            total += work.sum(chunk, max(-low, high))
             squares += work.sum_of_squares(chunk)
         with self._lock:
             self._count += len(values)
@@ -104,11 +105,10 @@ class _Workspace:
     def of(cls, num_values: int) -> _Workspace:
         return cls(*np.empty((5, num_values)))
 
-    def sum(self, values: Floats) -> int:
-        """Return the exact sum in units of 2^-1074."""
+    def sum(self, values: Floats, largest: float) -> int:
+        """Return the exact sum in units of 2^-1074; `largest` is the largest magnitude."""
         rounded, rest = self.rounded[: len(values)], self.rest[: len(values)]
         total = 0
-        largest = _largest(values)
         while largest:
             # Adding a number this large, and subtracting it again, rounds to multiples of its last bit.
             last_bit = math.frexp(largest)[1] - _SLICE_BITS
@@ -128,9 +128,10 @@ class _Workspace:
         np.subtract(high, low, out=high)
         np.subtract(values, high, out=low)
         np.multiply(values, values, out=square)
-        total = self.sum(square)
+        total = self.sum(square, float(square.max()))
         if low.any():  # otherwise the values have at most 26 bits, and their squares are exact
-            total += self.sum(_square_errors(high, low, square))
+            errors = _square_errors(high, low, square)
+            total += self.sum(errors, _largest(errors))
         return total
 
 

@@ -1,12 +1,14 @@
 """From categories to ids: vocabularies of integers or strings, and hash buckets.
 
 Each class maps a whole column at once with vectorized operations that release the interpreter lock. Arrow's `index_in`
-would build a hash table of the vocabulary for every batch; the tables here are built once, when features are created.
+would build a hash table of the vocabulary for every batch; the tables here are built once, with the first batch. They
+are not pickled: a process that only passes features on never builds them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -71,17 +73,16 @@ class Buckets:
 # Vocabularies
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class IntegerVocabulary:
     """The ids of integers."""
 
     type: ValueType
     values: npt.NDArray[np.int64]
     """In the order of ids; uint64 as the int64 of the same bits."""
-    _table: _SpanTable | _HashTable = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_table", _table(self.values))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.type, self.values)
 
     @property
     def num_ids(self) -> int:
@@ -94,25 +95,25 @@ class IntegerVocabulary:
             ids[found.values < 0] = UNKNOWN  # the same bits, but another number
         return _marked(ids, found)
 
+    @cached_property
+    def _table(self) -> _SpanTable | _HashTable:
+        return _table(self.values)
+
     def to_list(self) -> list[Any]:
         listed: list[Any] = (self.values.view(np.uint64) if self.type.is_unsigned else self.values).tolist()
         return listed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StringVocabulary:
     """The ids of text or bytes, found by their 64-bit hash and compared in full."""
 
     type: ValueType
     values: pa.Array
     """In the order of ids; large strings or large binaries, distinct, without null."""
-    _table: _SpanTable | _HashTable | None = field(init=False, repr=False)
-    """None if two values have the same hash."""
 
-    def __post_init__(self) -> None:
-        hashes = hash_strings(self.values).view(np.int64)
-        is_unique = len(np.unique(hashes)) == len(hashes)
-        object.__setattr__(self, "_table", _table(hashes) if is_unique else None)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.type, self.values)
 
     @property
     def num_ids(self) -> int:
@@ -124,6 +125,12 @@ class StringVocabulary:
     def to_list(self) -> list[Any]:
         listed: list[Any] = self.values.to_pylist()
         return [value.hex() for value in listed] if self.type.kind == "bytes" else listed
+
+    @cached_property
+    def _table(self) -> _SpanTable | _HashTable | None:
+        """The ids by hash; None if two values have the same one."""
+        hashes = hash_strings(self.values).view(np.int64)
+        return _table(hashes) if len(np.unique(hashes)) == len(hashes) else None
 
     def _find(self, values: pa.Array) -> Ids:
         if self._table is None:
