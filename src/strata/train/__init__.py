@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from strata.trainer.optimizer import LossFnStack as LossFnStack
     from strata.trainer.optimizer import OptimizerStack as OptimizerStack
     from strata.trainer.strategy import AllReduce as AllReduce
+    from strata.trainer.strategy import PowerSGD as PowerSGD
     from strata.trainer.trainer import Trainer as Trainer
     from strata.trainer.veloce import Arch as Arch
     from strata.trainer.veloce import HeterogeneousStrategy as HeterogeneousStrategy
@@ -73,6 +74,7 @@ _HOMES = {
     "NeuralNetTrainer": "trainer.veloce",
     "OptimizerStack": "trainer.optimizer",
     "PNN": "trainer.models",
+    "PowerSGD": "trainer.strategy",
     "Progress": "train.context",
     "ProgressBar": "trainer.callbacks",
     "PSStrategy": "trainer.veloce",
