@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,7 +103,7 @@ def _write_program(module: nn.Module, example: Batch, path: Path) -> str:
     try:
         torch.export.save(_captured(module, example), path)
     except Exception as error:  # noqa: BLE001 - a module may fail to be captured in any way; the rest is still useful
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        reason = _first_line(error)
         log.warning("the program was not exported: %s", reason)
         path.unlink(missing_ok=True)
         return reason
@@ -124,15 +125,21 @@ def _copied(value: Any) -> Any:
 
 def _write_onnx(module: nn.Module, example: Batch, path: Path) -> None:
     try:
-        program = torch.onnx.export(_captured(module, example), dynamo=True, verbose=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's exporter warns of its own deprecated calls
+            program = torch.onnx.export(_captured(module, example), dynamo=True, verbose=False)
     except ImportError as error:
         raise ConfigError(
-            f"ONNX needs a package that is not installed ({error}); pip install onnx onnxscript"
+            f"ONNX needs a package that is not installed ({error}); pip install onnx onnxscript", field="onnx"
         ) from error
     except Exception as error:
         raise ConfigError(
-            f"the module cannot be converted to ONNX ({type(error).__name__}: {error}); export it without onnx=True",
-            field="onnx",
+            f"the module cannot be converted to ONNX ({_first_line(error)}); export it without onnx=True", field="onnx"
         ) from error
     assert program is not None
     program.save(str(path))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
