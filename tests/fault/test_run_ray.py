@@ -41,6 +41,19 @@ def train(place):
 
 print(json.dumps(strata.TrainingOrchestrator().run(train, "here", engine="ray", **json.loads(sys.argv[1]))))
 """
+TRAINER = """
+import json, sys
+import torch
+from strata import Trainer
+
+engine, workers, batch_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+x = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
+torch.manual_seed(0)
+module = torch.nn.Linear(3, 1)
+trainer = Trainer(module, torch.nn.MSELoss(), torch.optim.Adam, ["mse"], workers=workers, engine=engine, logs="none")
+result = trainer.fit((x, x.sum(1)), valid=(x, x.sum(1)), epochs=2, batch_size=batch_size)
+print(json.dumps([*module.weight.flatten().tolist(), result.history[-1]["valid_mse"]]))
+"""
 pytestmark = pytest.mark.timeout(300)  # Ray starts slowly
 
 
@@ -178,6 +191,25 @@ def test_a_function_runs_on_a_cluster_of_this_machine(ray: RayNodes, call: Calla
     output, errors = call(workers=2)
     assert output, errors
     assert json.loads(output) == [[0, 2, "here"], [1, 2, "here"]]
+
+
+def test_a_trainer_on_ray_makes_the_steps_of_one_in_this_process(
+    ray: RayNodes, job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.have(1)
+    place = job("trainer").place
+    (place / "fit.py").write_text(TRAINER)
+    monkeypatch.setenv("RAY_ADDRESS", ray.address)
+    monkeypatch.setenv("STRATA_RUNS_DIR", str(place / "runs"))
+
+    def fit(*arguments: str) -> list[float]:
+        command = [sys.executable, "fit.py", *arguments]
+        ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        assert ended.returncode == 0, ended.stderr
+        found: list[float] = json.loads(ended.stdout.splitlines()[-1])
+        return found
+
+    assert fit("ray", "2", "8") == pytest.approx(fit("local", "1", "16"), abs=1e-6)
 
 
 @pytest.mark.slow
