@@ -32,6 +32,7 @@ BENCHMARK = Benchmark(
     ),
     figures=(
         Figure(key="loop_overhead_us", title="Trainer: time per step on top of the plain loop", unit="µs"),
+        Figure(key="loop_dataset_overhead_us", title="… with a Dataset of your own, seeded per batch", unit="µs"),
         Figure(key="lightning_overhead_us", title="… Lightning", unit="µs"),
         Figure(key="accelerate_overhead_us", title="… Accelerate", unit="µs"),
         Figure(key="loop_step_us", title="… a step of the plain loop", unit="µs"),
@@ -84,7 +85,8 @@ BENCHMARK = Benchmark(
     settings=(Setting(name="rows", title="rows for fitting features (default 10000000)", at_least=1_000),),
     notes=(
         "Loop: a network of 2 × 64 units, batches of 256 rows in memory, Adam; all loops alternate in one process.",
-        "… Lightning without logger, checkpoints and progress bar; the Trainer with its defaults.",
+        "… Lightning without logger, checkpoints and progress bar; the Trainer with its defaults, on tensors.",
+        "… The plain loop, Lightning and Accelerate use a DataLoader over a Dataset that indexes batches at once.",
         "2 workers: gloo on one machine, one thread each, a network of 3 × 256 units, batches of 1,024 rows.",
         "The Trainer and Lightning are timed from fit, torchrun from its command: it has no earlier moment.",
         "Ray: a cluster of this machine that is already running.",

@@ -41,6 +41,12 @@ def plain(module: Timed, rows: Rows) -> None:
 def strata(module: Timed, rows: Rows) -> None:
     from strata.trainer.trainer import Trainer  # noqa: PLC0415
 
+    Trainer(module, LOSS, torch.optim.Adam).fit((rows.x, rows.y), batch_size=BATCH_SIZE)
+
+
+def strata_dataset(module: Timed, rows: Rows) -> None:
+    from strata.trainer.trainer import Trainer  # noqa: PLC0415
+
     Trainer(module, LOSS, torch.optim.Adam).fit(rows, batch_size=BATCH_SIZE, collate_fn=whole_batch)
 
 
@@ -98,7 +104,14 @@ def main() -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     rows = Rows(NUM_STEPS * BATCH_SIZE)
-    loops = {"plain": plain, "strata": strata, "lightning": lightning, "accelerate": accelerate, "again": plain}
+    loops = {
+        "plain": plain,
+        "strata": strata,
+        "dataset": strata_dataset,
+        "lightning": lightning,
+        "accelerate": accelerate,
+        "again": plain,
+    }
     found: dict[str, list[float]] = {name: [] for name in loops}
     with tempfile.TemporaryDirectory(prefix="strata-bench-") as directory, contextlib.chdir(directory):
         for turn in range(QUICK_TURNS if "--quick" in sys.argv else TURNS):
@@ -113,6 +126,7 @@ def main() -> None:
 
     figures = {
         "loop_overhead_us": over("strata"),
+        "loop_dataset_overhead_us": over("dataset"),
         "lightning_overhead_us": over("lightning"),
         "accelerate_overhead_us": over("accelerate"),
         "loop_step_us": statistics.median(base),
