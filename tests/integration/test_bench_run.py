@@ -16,7 +16,7 @@ from servers import until
 from strata.bench.contenders import recovery_torchrun, recovery_watch
 from strata.bench.frame import MAX_LOST, Benchmark, Contender, Figure
 from strata.bench.processes import killed_with_descendants
-from strata.bench.run import PEERS_VENV_VARIABLE, find_peers_python, run_benchmark, run_with_progress
+from strata.bench.run import PEERS_VENV_VARIABLE, ROUND_VARIABLE, find_peers_python, run_benchmark, run_with_progress
 
 FIGURES = (Figure(key="one_ms", title="one", unit="ms"), Figure(key="two_ms", title="two", unit="ms"))
 
@@ -58,6 +58,15 @@ def test_two_contenders_take_turns_in_fresh_processes(modules: Path) -> None:
     assert [name for name, _ in ran] == ["one", "two"] * 3
     assert len({pid for _, pid in ran}) == 6
     assert started == [(0, "one"), (0, "two"), (1, "one"), (1, "two"), (2, "one"), (2, "two")]
+
+
+def test_contenders_know_the_number_of_their_round(modules: Path) -> None:
+    (modules / "tiny_seeded.py").write_text(
+        "import json, os\n"
+        f"print(json.dumps({{'figures': {{'one_ms': int(os.environ['{ROUND_VARIABLE}'])}}}}))\n"
+    )
+    outcome = run_benchmark(benchmark(Contender(name="seeded", module="tiny_seeded")))
+    assert [(sample.round, sample.figures["one_ms"]) for sample in outcome.samples] == [(0, 0), (1, 1), (2, 2)]
     assert [s.figures for s in outcome.samples] == [{f"{name}_ms": float(pid)} for name, pid in ran]
     assert not outcome.failures
 

@@ -315,6 +315,16 @@ def test_training_stops_early_and_keeps_the_best_weights() -> None:
     assert found["loss"] == pytest.approx(result.metrics["valid_loss"], rel=1e-6)
 
 
+def test_early_stopping_may_be_a_number_of_epochs_and_evaluation_follows() -> None:
+    data, unlike = arrays(64), arrays(64, seed=5)
+    stopped = trainer(optimizer_args={"lr": 0.0})
+
+    result = stopped.fit(data, valid=unlike, epochs=50, batch_size=16, early_stopping=2)
+
+    assert len(result.history) == 3
+    assert stopped.evaluate(unlike)["loss"] == pytest.approx(result.history[0]["valid_loss"])
+
+
 def test_callbacks_see_every_epoch_and_the_json_file_has_one_line_each() -> None:
     calls: list[str] = []
 

@@ -26,6 +26,7 @@ _HOMES = {
     "checkpoint": "strata.bench.checkpoint",
     "coordinator": "strata.bench.coordinator",
     "data": "strata.bench.data",
+    "models": "strata.bench.models",
     "overhead": "strata.bench.overhead",
     "recovery": "strata.bench.recovery",
     "shards": "strata.bench.shards",

@@ -5,7 +5,8 @@ A contender is a Python module that measures and prints one JSON object as its l
     {"figures": {"assign_10k_ms": 1.7}, "versions": {"uhashring": "2.4"}}      versions of peers' packages
     {"not_installed": "uhashring"}                                             the peer is missing; not an error
 
-It receives `--quick` for a fast run with small sizes, and reads settings from its environment.
+It receives `--quick` for a fast run with small sizes, and reads settings and the number of the round from its
+environment.
 """
 
 from __future__ import annotations

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 PEERS_VENV_VARIABLE = "STRATA_PEERS_VENV"
 PEERS_VENV = ".venv-peers"
 
+ROUND_VARIABLE = "STRATA_BENCH_ROUND"
+"""Holds the number of the round, from 0: the seed of contenders whose figures depend on random numbers."""
+
 MAX_OUTPUT_BYTES = 1024 * 1024
 """Maximum size of the end of a contender's output that is read."""
 
@@ -68,7 +71,7 @@ def run_benchmark(
                 peers_python=peers_python,
                 quick=quick,
                 known=known,
-                environment=benchmark.environment,
+                environment={**benchmark.environment, ROUND_VARIABLE: str(number)},
             )
             match answer:
                 case Sample():

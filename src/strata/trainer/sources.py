@@ -3,7 +3,7 @@
 path, URL, list of them        strata.data, only the columns that are needed
 pandas or Arrow table          an Arrow file in a scratch directory, then the same
 tensors, arrays, dict of them  `ArrayRows`, a map-style dataset that is indexed in bulk
-map-style Dataset              an exact loader over it
+map-style Dataset              an exact loader over it, with the dataset's own `collate_fn` if it has one
 torch DataLoader over one      the same, with its options
 any loader with a state        as it is; only the same number of workers can resume from its state
 """
@@ -165,7 +165,8 @@ def _open_map(
 
     if not len(dataset):
         raise InvalidArgument("the dataset has no rows", field="data")
-    defaults = {"collate_fn": _identity} if isinstance(dataset, ArrayRows) else {}
+    own = _identity if isinstance(dataset, ArrayRows) else getattr(dataset, "collate_fn", None)
+    defaults = {} if own is None else {"collate_fn": own}
     return map_loader(
         dataset, ranks=ranks, batch_size=batch_size, shuffle=shuffle, shuffle_seed=seed, **{**defaults, **options}
     )

@@ -233,7 +233,8 @@ class Trainer:
             saving = engines.Saving(checkpoints=place, every=every, options={**best_options, **self.checkpoint_options})
             result = engine.run(work.fit, (self._described(), config), saving)
         wants_best = early_stopping is not None if restore_best is None else restore_best
-        self.result, self._last_fit, self._last_data = result, replace(config, train=None, valid=None), data
+        self.result, self._last_data = result, data
+        self._last_fit = replace(config, train=None, valid=None, early_stopping=None, monitor="")
         work.load_weights(self, result, is_best=wants_best)
         return result
 
@@ -285,8 +286,6 @@ class Trainer:
             label=last.label if label is None else label,
             batch_size=batch_size or last.batch_size,
             shuffle=False,
-            early_stopping=None,
-            monitor="",
             data_options={**last.data_options, **options},
         )
 

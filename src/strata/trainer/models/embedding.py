@@ -94,7 +94,7 @@ class FieldEmbedding(nn.Embedding):
         lengths = [field.max_length for field in ids.layout.varlen]
         starts = itertools.accumulate(lengths, initial=self._num_sparse)
         self._bags = [
-            (start, start + length, padding, field.combiner)
+            (start, start + length, padding, str(field.combiner))
             for start, length, padding, field in zip(
                 starts, lengths, ids.first_ids[self._num_sparse :], ids.layout.varlen, strict=False
             )

@@ -53,8 +53,8 @@ class FieldSpec(Protocol):
         """Columns of a varlen field."""
 
     @property
-    def combiner(self) -> str:
-        """How the vectors of a varlen field become one: "mean", "sum" or "max"."""
+    def combiner(self) -> str | None:
+        """How the vectors of a varlen field become one: "mean", "sum" or "max"; None for other fields."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,27 @@
+"""The reference models on MovieLens 100k: which movies does a user rate 4 or better?"""
+
+from __future__ import annotations
+
+from strata.bench.contenders.models_data import movielens
+from strata.bench.contenders.models_zoo import Problem, run
+from strata.trainer.features import DenseFeat, SparseFeat, VarLenFeat
+
+PROBLEM = Problem(
+    name="movielens",
+    label="liked",
+    columns=(
+        *map(SparseFeat, ("user", "item", "gender", "occupation")),
+        VarLenFeat("genres", separator=" "),
+        DenseFeat("age"),
+        DenseFeat("year"),
+    ),
+    crosses=(("item", "gender"), ("item", "occupation")),
+    num_rows=100_000,
+    shares=(0.8, 0.1, 0.1),
+    batch_size=512,
+    optimizer_args={"lr": 0.003, "weight_decay": 0.01},
+    dropout=0.0,
+)
+
+if __name__ == "__main__":
+    run(PROBLEM, movielens)
