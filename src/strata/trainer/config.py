@@ -77,7 +77,8 @@ class FitConfig:
         _require(self.epochs >= 1, "epochs", self.epochs, "must be at least 1")
         _require(self.batch_size >= 1, "batch_size", self.batch_size, "must be at least 1")
         _require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "must be at least 1")
-        if self.early_stopping is not None and self.valid is None and not self.early_stopping.monitor:
+        monitor = self.monitor or (self.early_stopping.monitor if self.early_stopping is not None else "")
+        if self.early_stopping is not None and self.valid is None and not monitor:
             raise InvalidArgument(
                 "early stopping needs validation data; pass valid=, or monitor the training loss with "
                 'early_stopping=EarlyStopping(monitor="loss")',

@@ -233,7 +233,8 @@ class Trainer:
             saving = engines.Saving(checkpoints=place, every=every, options={**best_options, **self.checkpoint_options})
             result = engine.run(work.fit, (self._described(), config), saving)
         wants_best = early_stopping is not None if restore_best is None else restore_best
-        self.result, self._last_fit, self._last_data = result, replace(config, train=None, valid=None), data
+        described = replace(config, train=None, valid=None, early_stopping=None, monitor="")
+        self.result, self._last_fit, self._last_data = result, described, data
         work.load_weights(self, result, is_best=wants_best)
         return result
 
