@@ -68,6 +68,8 @@ class FitConfig:
     monitor: str = ""
     every: Any = None
     data_options: Mapping[str, Any] = field(default_factory=dict)
+    num_inputs: int | None = None
+    """Elements of a tuple that are inputs, without the target; None if it is unknown."""
     is_resumed: bool = False
     """The user asked to continue an earlier fit."""
     started_s: float = 0.0
