@@ -46,7 +46,7 @@ def write_movielens(place: Path) -> None:
         "inter": ["user_id:token\titem_id:token\trating:float\ttimestamp:float", "2\t7\t4\t100", "1\t7\t3.0\t50"],
         "item": [
             "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq",
-            "7\tThe \"Quoted\" Film\t1995\tComedy Children's",
+            '7\tThe "Quoted" Film\t1995\tComedy Children\'s',
             "8\tUnknown\t\tunknown",
         ],
         "user": [
@@ -115,12 +115,12 @@ def test_ratings_are_joined_with_users_and_movies(place: Path) -> None:
 
     assert models_data.movielens().to_pylist() == [
         {
-            **{"liked": 0, "user": "1", "item": "7", "gender": "M", "occupation": "artist"},
-            **{"genres": "Comedy Children's", "age": 24.0, "year": 1995.0},
+            "liked": 0, "user": "1", "item": "7", "gender": "M", "occupation": "artist",
+            "genres": "Comedy Children's", "age": 24.0, "year": 1995.0,
         },
         {
-            **{"liked": 1, "user": "2", "item": "7", "gender": "F", "occupation": "other"},
-            **{"genres": "Comedy Children's", "age": 53.0, "year": 1995.0},
+            "liked": 1, "user": "2", "item": "7", "gender": "F", "occupation": "other",
+            "genres": "Comedy Children's", "age": 53.0, "year": 1995.0,
         },
     ]
 

@@ -62,8 +62,7 @@ def test_two_contenders_take_turns_in_fresh_processes(modules: Path) -> None:
 
 def test_contenders_know_the_number_of_their_round(modules: Path) -> None:
     (modules / "tiny_seeded.py").write_text(
-        "import json, os\n"
-        f"print(json.dumps({{'figures': {{'one_ms': int(os.environ['{ROUND_VARIABLE}'])}}}}))\n"
+        f"import json, os\nprint(json.dumps({{'figures': {{'one_ms': int(os.environ['{ROUND_VARIABLE}'])}}}}))\n"
     )
     outcome = run_benchmark(benchmark(Contender(name="seeded", module="tiny_seeded")))
     assert [(sample.round, sample.figures["one_ms"]) for sample in outcome.samples] == [(0, 0), (1, 1), (2, 2)]

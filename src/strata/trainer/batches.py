@@ -53,7 +53,12 @@ class Splitter:
         binding: Binding | None,
         device: torch.device,
         needs_target: bool,
+        num_inputs: int | None = None,
     ) -> None:
+        """
+        Args:
+            num_inputs: How many elements of a tuple are inputs, if an earlier fit has shown it.
+        """
         self._forward = module.forward
         self._label = label
         self._inputs = inputs
@@ -63,32 +68,33 @@ class Splitter:
         self._device = None if device.type == "cpu" else device
         self._dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
         self._needs_target = needs_target
-        self._max_values = _max_positional(module.forward)
+        self._max_values = _max_positional(module.forward) if num_inputs is None else num_inputs
         """A dataset of (inputs, target) pairs also serves for predictions, which ignore the target."""
 
     def __call__(self, raw: Any) -> Batch:
         if self._device is not None:
             raw = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), raw)
         inputs, target = self._divide(raw)
-        weight = raw[self._weight] if self._weight is not None else None
+        weight = self._weight_of(raw)
         if self.binding is None:
             columns = list(inputs) if isinstance(inputs, Mapping) else None
             self.binding = bind(self._forward, columns, inputs=self._inputs, parts=self._parts)
         args, kwargs = self.binding.arguments(inputs)
-        if self.binding.mode != "mapping":
-            args = tuple(map(self._cast, args))
-            kwargs = {name: self._cast(value) for name, value in kwargs.items()}
+        args = tuple(map(self._cast, args))
+        kwargs = {name: self._cast(value) for name, value in kwargs.items()}
         return Batch(args, kwargs, target, weight, _num_rows(target, inputs), raw)
 
     def _cast(self, value: Any) -> Any:
         """Give a floating-point tensor the module's type: files often hold float64."""
+        if isinstance(value, dict):
+            return {name: self._cast(each) for name, each in value.items()}
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != self._dtype
         return value.to(self._dtype) if is_float else value
 
     def _divide(self, raw: Any) -> tuple[Any, Any]:
         """Return the inputs and the target of a raw batch."""
-        if callable(self._label):
-            return raw, self._label(raw)
+        if callable(self._label) and self._needs_target:
+            return raw, self._computed_target(raw, self._label)
         if isinstance(raw, Mapping):
             return self._divide_mapping(raw)
         if isinstance(self._label, str):
@@ -108,14 +114,43 @@ class Splitter:
             )
         return values[:-1], values[-1]
 
+    def _computed_target(self, raw: Any, label: Callable[[Any], Any]) -> Any:
+        try:
+            return label(raw)
+        except KeyError as error:
+            raise InvalidArgument(
+                f"the function label= looks for {error}, which is not in the batch: {describe(raw)}. With features=, a "
+                "batch has encoded columns only; name others in Features.fit(passthrough=[…])",
+                field="label",
+            ) from error
+
+    def _weight_of(self, raw: Any) -> torch.Tensor | None:
+        if self._weight is None:
+            return None
+        if not isinstance(raw, Mapping) or self._weight not in raw:
+            raise InvalidArgument(
+                f"weight={self._weight!r} is no column of the batch: {describe(raw)}; let the dataset return "
+                "dictionaries with this key, or leave weight= out",
+                field="weight",
+            )
+        weight: torch.Tensor = raw[self._weight]
+        return weight
+
     def _divide_mapping(self, raw: Mapping[str, Any]) -> tuple[Any, Any]:
-        labels = [self._label] if isinstance(self._label, str) else list(self._label or ())  # type: ignore[arg-type]
+        labels = label_names(self._label)
         inputs = {name: value for name, value in raw.items() if name not in labels and name != self._weight}
         if not self._needs_target:
             return inputs, None
         check_label(labels, list(raw))
         found = [raw[name] for name in labels]
         return inputs, found[0] if isinstance(self._label, str) else torch.stack(found, dim=1)
+
+
+def label_names(label: Label) -> list[str]:
+    """Return the columns of the label; none if it is a function or the last element."""
+    if isinstance(label, str):
+        return [label]
+    return [] if label is None or callable(label) else list(label)
 
 
 def check_label(labels: Sequence[str], columns: Sequence[str]) -> None:
@@ -131,9 +166,9 @@ def check_label(labels: Sequence[str], columns: Sequence[str]) -> None:
     for name in labels:
         if name not in columns:
             close = difflib.get_close_matches(name, columns, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f"did you mean {close[0]!r}? " if close else ""
             raise InvalidArgument(
-                f"label={name!r} is no column of the data{hint} Columns: {', '.join(columns)}", field="label"
+                f"label={name!r} is no column of the data; {hint}Columns: {', '.join(columns)}", field="label"
             )
 
 

@@ -167,6 +167,8 @@ def describe(inputs: Any) -> str:
 
 
 def _describe_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{describe(value)}}}"
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return type(value).__name__

@@ -68,6 +68,8 @@ class FitConfig:
     monitor: str = ""
     every: Any = None
     data_options: Mapping[str, Any] = field(default_factory=dict)
+    num_inputs: int | None = None
+    """Elements of a tuple that are inputs, without the target; None if it is unknown."""
     is_resumed: bool = False
     """The user asked to continue an earlier fit."""
     started_s: float = 0.0
@@ -77,7 +79,8 @@ class FitConfig:
         _require(self.epochs >= 1, "epochs", self.epochs, "must be at least 1")
         _require(self.batch_size >= 1, "batch_size", self.batch_size, "must be at least 1")
         _require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "must be at least 1")
-        if self.early_stopping is not None and self.valid is None and not self.early_stopping.monitor:
+        monitor = self.monitor or (self.early_stopping.monitor if self.early_stopping is not None else "")
+        if self.early_stopping is not None and self.valid is None and not monitor:
             raise InvalidArgument(
                 "early stopping needs validation data; pass valid=, or monitor the training loss with "
                 'early_stopping=EarlyStopping(monitor="loss")',

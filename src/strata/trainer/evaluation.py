@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
+from torch.utils._pytree import tree_map, tree_map_only
+
+from strata.errors import InvalidArgument
+from strata.trainer.objective import own_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,20 +42,26 @@ class Evaluator:
         metrics.reset()
         loss_sum = num_rows = 0.0
         for batch, output in self._outputs(loader):
-            if objective.loss is not None:
+            if objective.loss is not None or own_loss(output) is not None:
                 loss = objective(output, batch.target, batch.weight).item()
                 loss_sum += loss * (1 if objective.is_sum else batch.num_rows)
+                num_rows += batch.num_rows
+            if metrics and not isinstance(output, torch.Tensor):
+                raise InvalidArgument(
+                    f"metrics need one tensor of predictions, but the module returns a {type(output).__name__}; "
+                    "override prediction_step to return that tensor, or leave metrics= out",
+                    field="metrics",
+                )
             metrics.update(*objective.aligned(output, batch.target), batch.weight)
-            num_rows += batch.num_rows
         loss_sum, num_rows = summed([loss_sum, num_rows])
         metrics.gather()
-        found = {} if objective.loss is None else {"loss": loss_sum / max(num_rows, 1.0)}
+        found = {} if objective.loss is None and not num_rows else {"loss": loss_sum / max(num_rows, 1.0)}
         return {**found, **metrics.compute()}
 
-    def predict(self, loader: Any) -> torch.Tensor:
-        """Return this rank's predictions in the order of the loader's rows, on the CPU."""
-        found = [output.detach().cpu() for _, output in self._outputs(loader)]
-        return torch.cat(found) if found else torch.empty(0)
+    def predict(self, loader: Any) -> Any:
+        """Return this rank's predictions in the order of the loader's rows, on the CPU, in the form of the outputs."""
+        found = [tree_map_only(torch.Tensor, _on_cpu, output) for _, output in self._outputs(loader)]
+        return tree_map(_joined, *found) if found else torch.empty(0)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context of a forward pass, for the precision that the user chose."""
@@ -80,6 +90,17 @@ class Evaluator:
                 yield
         finally:
             self._module.train(was_training)
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu()
+
+
+def _joined(*values: Any) -> Any:
+    """Join the values of one output over all batches; a scalar per batch, such as a loss, becomes one vector."""
+    if isinstance(values[0], torch.Tensor):
+        return torch.cat(values) if values[0].dim() else torch.stack(values)
+    return None if values[0] is None else list(values)
 
 
 def summed(values: Sequence[float]) -> list[float]:

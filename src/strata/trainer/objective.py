@@ -53,10 +53,7 @@ class Objective(nn.Module):
         self._class_weights: torch.Tensor | None
         self.register_buffer("_class_weights", None, persistent=False)
         if class_weights is not None:
-            table = torch.ones(max(class_weights) + 1)
-            for label, weight in class_weights.items():
-                table[label] = weight
-            self._class_weights = table
+            self._class_weights = _table(class_weights)
             self.prepare_weights("class_weights")
 
     @property
@@ -72,29 +69,56 @@ class Objective(nn.Module):
         Raises:
             InvalidArgument: The loss has no `reduction`.
         """
-        if self.loss is not None and not hasattr(self.loss, "reduction"):
+        if self.loss is None:
+            raise InvalidArgument(
+                f"{field}= needs loss=; a module that returns its own loss applies weights itself, so pass the weights "
+                "to forward as a column",
+                field=field,
+            )
+        if not hasattr(self.loss, "reduction"):
             raise InvalidArgument(
                 f"{field}= needs the loss of each row, but {self.loss!r} has no reduction=; use a loss of torch.nn, or "
                 "override training_step",
                 field=field,
             )
         self._per_row = copy.copy(self.loss)
-        self._per_row.reduction = "none"  # type: ignore[union-attr]
+        self._per_row.reduction = "none"  # type: ignore[attr-defined]
 
     def forward(self, output: Any, target: Any, weight: torch.Tensor | None = None) -> torch.Tensor:
         if self.loss is None:
-            return _own_loss(output)
+            found = own_loss(output)
+            if found is None:
+                raise InvalidArgument(
+                    "there is no loss: pass loss=, return a scalar loss from forward (or an object with .loss), or "
+                    "override training_step",
+                    field="loss",
+                )
+            return found
         output, target = self.aligned(output, target)
         if weight is None and self._class_weights is None:
             return self.loss(output, target)
         assert self._per_row is not None
         rows: torch.Tensor = self._per_row(output, target)
-        rows = rows.reshape(len(rows), -1).mean(dim=1)
         if self._class_weights is not None:
-            rows = rows * self._class_weights[target.long()]
+            rows = rows * self._weights_of(target, rows)
+        rows = rows.reshape(len(rows), -1).mean(dim=1)
         if weight is not None:
             rows = rows * weight
         return rows.sum() if self.is_sum else rows.mean()
+
+    def _weights_of(self, target: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
+        """Return the weight of the class of each loss; classes without a weight count with 1."""
+        table = self._class_weights
+        assert table is not None
+        if target.shape != losses.shape:
+            raise InvalidArgument(
+                f"class_weights= needs one class per loss, but the target is {list(target.shape)} and the losses are "
+                f"{list(losses.shape)}; pass class numbers as the target, or weights of rows with weight=",
+                field="class_weights",
+            )
+        rest = len(table) - 1
+        classes = target.long()
+        return table[torch.where((classes >= 0) & (classes < rest), classes, rest)]
 
     def aligned(self, output: Any, target: Any) -> tuple[Any, Any]:
         """Return predictions and targets with matching shapes and types."""
@@ -118,13 +142,21 @@ class Objective(nn.Module):
         return output, target
 
 
-def _own_loss(output: Any) -> torch.Tensor:
-    """Return the loss that a module computed itself: a scalar, or the attribute or entry `loss`."""
-    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", output)
-    if not isinstance(found, torch.Tensor) or found.dim() != 0:
+def _table(class_weights: Any) -> torch.Tensor:
+    """Return the weights by class, and 1 at the end for all other classes."""
+    is_mapping = hasattr(class_weights, "items") and bool(class_weights)
+    if not is_mapping or not all(isinstance(each, int) and each >= 0 for each in class_weights):
         raise InvalidArgument(
-            "there is no loss: pass loss=, return a scalar loss from forward (or an object with .loss), or override "
-            "training_step",
-            field="loss",
+            f"class_weights={class_weights!r} is no mapping from class numbers to weights; write {{0: 1.0, 1: 4.0}}",
+            field="class_weights",
         )
-    return found
+    table = torch.ones(max(class_weights) + 2)
+    for label, weight in class_weights.items():
+        table[label] = weight
+    return table
+
+
+def own_loss(output: Any) -> torch.Tensor | None:
+    """Return the loss that a module computed itself, if it did: a scalar, or the attribute or entry `loss`."""
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", output)
+    return found if isinstance(found, torch.Tensor) and found.dim() == 0 else None

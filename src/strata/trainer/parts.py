@@ -14,7 +14,7 @@ from torch import nn
 from strata.errors import ConfigError, InvalidArgument
 from strata.trainer import callbacks as callback_registry
 from strata.trainer import sources
-from strata.trainer.batches import Batch, Splitter, check_label
+from strata.trainer.batches import Batch, Splitter, check_label, label_names
 from strata.trainer.binding import Binding, bind, feature_parts
 from strata.trainer.evaluation import Evaluator
 from strata.trainer.history import Better, History
@@ -179,7 +179,7 @@ def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.de
         module.compile(**(settings.compile if isinstance(settings.compile, dict) else {}))
     optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
     bound = trainer.strategy.bind(module, ranks)
-    monitor, better = monitored(metrics, config)
+    monitor, better = monitored(trainer, metrics, config)
     valid = None
     if config.valid is not None:
         valid = _open(config.valid, trainer, config, decide_binding(trainer, config), ranks, shuffle=False)
@@ -216,7 +216,8 @@ def build_evaluator(
         parts={} if trainer.features is None else feature_parts(trainer.features.fields),
         binding=binding,
         device=device,
-        needs_target=needs_target and trainer.objective.loss is not None,
+        needs_target=needs_target and takes_target(trainer, config),
+        num_inputs=None if needs_target else config.num_inputs,
     )
     metrics = make_metrics(trainer)
     loader = _open(config.train, trainer, config, binding, ranks, shuffle=config.shuffle, needs_target=needs_target)
@@ -237,7 +238,14 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
     for each in trainer.callbacks:
         callback_registry.create(each)
     build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
-    return monitored(make_metrics(trainer), config)
+    metrics = make_metrics(trainer)
+    if metrics and not takes_target(trainer, config):
+        raise InvalidArgument(
+            "metrics= compare predictions with a target, but there is neither loss= nor label=; name the target with "
+            "label=, or leave metrics= out",
+            field="metrics",
+        )
+    return monitored(trainer, metrics, config)
 
 
 def decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool = True) -> Binding | None:
@@ -250,7 +258,7 @@ def decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool = 
     if columns is None:
         return None
     labels = label_names(config.label)
-    if needs_target and trainer.objective.loss is not None and not callable(config.label):
+    if needs_target and takes_target(trainer, config) and not callable(config.label):
         check_label(labels, columns)
     if needs_target and config.weight is not None and config.weight not in columns:
         raise InvalidArgument(f"weight={config.weight!r} is no column; columns: {', '.join(columns)}", field="weight")
@@ -265,10 +273,9 @@ def decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool = 
     return bind(trainer.module.forward, others, inputs=config.inputs)
 
 
-def label_names(label: Any) -> list[str]:
-    if isinstance(label, str):
-        return [label]
-    return [] if label is None or callable(label) else list(label)
+def takes_target(trainer: Trainer, config: FitConfig) -> bool:
+    """Return whether batches are divided into inputs and a target; a module that returns its loss takes all of it."""
+    return trainer.objective.loss is not None or config.label is not None
 
 
 def replicated_names(module: nn.Module, bound: Bound) -> tuple[str, ...]:
@@ -297,10 +304,12 @@ def _open(
     kept = [*label_names(config.label), *([config.weight] if config.weight is not None else [])] if needs_target else []
     columns: list[str] | None = None
     transform = None
+    is_computed = needs_target and callable(config.label)  # from any columns
     if features is not None and sources.is_path(source):
-        columns = [*dict.fromkeys([*features.columns_read, *kept])]
+        kept += features.passthrough if is_computed else ()
+        columns = [*dict.fromkeys([*(each.name for each in features.columns), *kept])]
         transform = features.with_passthrough(*kept).encode
-    elif binding is not None and binding.columns:
+    elif binding is not None and binding.columns and not is_computed:
         columns = [*dict.fromkeys([*binding.columns, *kept])]
     return sources.open_loader(
         source,
@@ -314,7 +323,7 @@ def _open(
     )
 
 
-def monitored(metrics: MetricSet, config: FitConfig) -> tuple[str, Better]:
+def monitored(trainer: Trainer, metrics: MetricSet, config: FitConfig) -> tuple[str, Better]:
     """Return the key of the history that decides which epoch is the best, and its direction."""
     named = config.monitor or (config.early_stopping.monitor if config.early_stopping is not None else "")
     if not named and config.valid is None:
@@ -324,7 +333,9 @@ def monitored(metrics: MetricSet, config: FitConfig) -> tuple[str, Better]:
         for name, better in metrics.better.items()
         if name != "calibration"  # best at 1, neither lower nor higher
     }
-    known |= {"valid_loss": "lower", "loss": "lower"} if config.valid is not None else {"loss": "lower"}
+    has_loss = trainer.objective.loss is not None or not trainer.has_own_step
+    known |= {"valid_loss": "lower"} if config.valid is not None and has_loss else {}
+    known |= {"loss": "lower"}
     if not named:
         return next(iter(known.items()))
     for candidate in (named, f"valid_{named}"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from strata.errors import InvalidArgument
 
@@ -105,6 +105,16 @@ def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
         row = source[0] if len(source) else None
         return list(row) if isinstance(row, dict) else None
     return None
+
+
+def num_values(source: Any) -> int | None:
+    """Return the number of elements of a row that is a tuple; None if rows have names or are unknown."""
+    if isinstance(source, DataLoader):
+        source = source.dataset if source.collate_fn is default_collate else None
+    if source is None or not is_map_style(source) or not len(source):
+        return None
+    row = source[0]
+    return len(row) if isinstance(row, list | tuple) else None
 
 
 def open_loader(

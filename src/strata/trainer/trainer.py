@@ -160,6 +160,11 @@ class Trainer:
         """Return the predictions for a batch, which the loss and the metrics receive."""
         return batch.call(module)
 
+    @property
+    def has_own_step(self) -> bool:
+        """Whether a subclass computes the loss, which an evaluation therefore does not know."""
+        return type(self).training_step is not Trainer.training_step
+
     # -- what users call -------------------------------------------------------------------------------------------
 
     def fit(
@@ -233,8 +238,10 @@ class Trainer:
             saving = engines.Saving(checkpoints=place, every=every, options={**best_options, **self.checkpoint_options})
             result = engine.run(work.fit, (self._described(), config), saving)
         wants_best = early_stopping is not None if restore_best is None else restore_best
-        self.result, self._last_data = result, data
-        self._last_fit = replace(config, train=None, valid=None, early_stopping=None, monitor="")
+        described = replace(
+            config, train=None, valid=None, early_stopping=None, monitor="", num_inputs=self._num_inputs(config)
+        )
+        self.result, self._last_fit, self._last_data = result, described, data
         work.load_weights(self, result, is_best=wants_best)
         return result
 
@@ -246,8 +253,11 @@ class Trainer:
             saving = engines.Saving(checkpoints=str(Path(scratch) / "checkpoints"))
             return self._engine().run(work.evaluate, (self._described(), config), saving)
 
-    def predict(self, data: Any, *, batch_size: int | None = None, **data_options: Any) -> torch.Tensor:
-        """Return the module's predictions for all rows, in their order. Runs in this process."""
+    def predict(self, data: Any, *, batch_size: int | None = None, **data_options: Any) -> Any:
+        """Return the module's predictions for all rows, in their order: a tensor, or the tuple or dict that it returns.
+
+        Runs in this process.
+        """
         with tempfile.TemporaryDirectory(prefix="strata-predict-") as scratch:
             config = self._config_for(self._resolve(data, scratch), None, batch_size, data_options)
             return work.predict(self, config)
@@ -288,6 +298,11 @@ class Trainer:
             shuffle=False,
             data_options={**last.data_options, **options},
         )
+
+    def _num_inputs(self, config: FitConfig) -> int | None:
+        num_values = sources.num_values(config.train)
+        is_last_target = config.label is None and self.objective.loss is not None
+        return num_values - 1 if num_values is not None and is_last_target else None
 
     def _resolve(self, data: Any, scratch: str) -> Any:
         return sources.resolve(data, has_features=self.features is not None, scratch=Path(scratch))

@@ -76,7 +76,7 @@ def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str,
     return evaluator.evaluate(loader)
 
 
-def predict(trainer: Trainer, config: FitConfig) -> torch.Tensor:
+def predict(trainer: Trainer, config: FitConfig) -> Any:
     """Return the predictions for `config.train`, in this process."""
     device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     evaluator, loader, _, _ = build_evaluator(trainer, config, Identity(), device, needs_target=False)

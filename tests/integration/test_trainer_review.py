@@ -1,0 +1,227 @@
+"""A Trainer as new users call it: targets from functions, outputs of any form, options, exports, and wrong arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from strata import Trainer
+from strata.errors import InvalidArgument
+from strata.train import Batch, DenseFeat, Features, SparseFeat
+from tests.integration.trainer_models import Regression, arrays, network, weights
+
+LOSS = nn.BCEWithLogitsLoss()
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trainer(module: nn.Module | None = None, loss: Any = LOSS, **arguments: Any) -> Trainer:
+    defaults: dict[str, Any] = {"optimizer": torch.optim.SGD, "optimizer_args": {"lr": 0.1}}
+    return Trainer(module or network(), loss, **{**defaults, **arguments})
+
+
+def frame(rows: int = 40) -> pd.DataFrame:
+    random = np.random.default_rng(0)
+    a, b = random.normal(size=rows), random.normal(size=rows)
+    return pd.DataFrame({"a": a, "b": b, "c": random.choice(list("xyz"), rows), "y": (a - b > 0).astype(np.int64)})
+
+
+# -- early stopping ----------------------------------------------------------------------------------------------------
+
+
+def test_a_number_of_epochs_is_enough_for_early_stopping() -> None:
+    x, y = arrays(40)
+
+    result = trainer().fit((x, y), valid=(x, 1 - y), epochs=9, batch_size=8, early_stopping=2)
+
+    assert (len(result.history), result.best_epoch) == (3, 0)
+    assert "not improved for 2 epochs" in result.stop_reason
+
+
+def test_early_stopping_follows_the_training_loss_if_that_is_monitored() -> None:
+    result = trainer(optimizer_args={"lr": 0.0}).fit(arrays(40), epochs=9, early_stopping=1, monitor="loss")
+
+    assert len(result.history) < 9
+
+
+# -- targets, inputs and outputs ---------------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """Has an optional second input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        score: torch.Tensor = self.linear(x)
+        return score if mask is None else score + 1000.0 * mask[:, None]
+
+
+class Outputs(nn.Module):
+    """Returns a dictionary, with a loss if it receives the target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> dict[str, torch.Tensor | None]:
+        score = self.linear(x).squeeze(-1)
+        return {"score": score, "loss": None if y is None else LOSS(score, y)}
+
+
+class Whole(nn.Module):
+    """Takes the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        score: torch.Tensor = self.linear(torch.stack([batch["a"], batch["b"]], dim=1))
+        return score
+
+
+def test_a_label_function_sees_all_columns_and_is_not_called_for_predictions() -> None:
+    data = frame()
+    named, computed = Regression(), Regression()
+    trainer(named).fit(data, label="y", batch_size=8)
+
+    model = trainer(computed)
+    model.fit(data, label=lambda batch: batch["y"].float(), batch_size=8)
+
+    assert weights(computed) == weights(named)
+    assert model.predict(data.drop(columns="y")).shape == (40,)
+
+
+def test_a_label_function_with_features_sees_the_columns_passed_through() -> None:
+    data = frame()
+    declarations = [DenseFeat("a"), DenseFeat("b")]
+    features = Features.fit(data, declarations, passthrough=["y"])
+
+    model = trainer(Regression(), features=features)
+    result = model.fit(data, label=lambda batch: batch["y"].float(), batch_size=8)
+
+    assert result.steps == 5
+    with pytest.raises(InvalidArgument, match=r"looks for 'y'.*passthrough"):
+        trainer(Regression(), features=Features.fit(data, declarations)).fit(data, label=lambda batch: batch["y"])
+
+
+def test_predictions_with_features_need_no_label_column() -> None:
+    data = frame()
+    features = Features.fit(data, [DenseFeat("a"), DenseFeat("b"), SparseFeat("c")], label="y")
+    model = trainer(Regression(), features=features)
+    model.fit(data, label="y", batch_size=8)
+
+    assert model.predict(data.drop(columns="y")).equal(model.predict(data))
+
+
+def test_predictions_leave_the_target_out_of_optional_inputs() -> None:
+    x, y = arrays(20)
+    model = trainer(Masked())
+    model.fit((x, y))
+
+    assert model.predict((x, y)).equal(model.predict(x))
+    assert model.predict(DataLoader(TensorDataset(x, y))).equal(model.predict(x))
+
+
+def test_predictions_have_the_form_of_the_outputs() -> None:
+    x, y = arrays(20)
+    model = trainer(Outputs(), lambda output, target: LOSS(output["score"], target))
+    model.fit((x, y), batch_size=8)
+
+    found = model.predict(x, batch_size=8)
+
+    assert found["loss"] is None
+    assert found["score"].equal(model.module(x)["score"].detach())
+
+
+def test_metrics_of_several_outputs_are_refused_with_the_cure() -> None:
+    with pytest.raises(InvalidArgument, match="override prediction_step"):
+        trainer(Outputs(), lambda output, y: LOSS(output["score"], y), metrics=["auc"]).evaluate(arrays(20))
+
+
+def test_a_module_that_returns_its_loss_is_validated_with_it() -> None:
+    x, y = arrays(40)
+    module = Outputs()
+    model = trainer(module, None)
+
+    result = model.fit((x, y), valid=(x, y), epochs=2, batch_size=16)
+
+    assert result.monitor == "valid_loss"
+    assert result.history[-1]["valid_loss"] == pytest.approx(module(x, y)["loss"].item(), rel=1e-5)  # type: ignore[union-attr]
+    with pytest.raises(InvalidArgument, match="neither loss= nor label="):
+        trainer(Outputs(), None, metrics=["auc"]).fit((x, y), valid=(x, y))
+
+
+def test_an_own_training_step_without_a_loss_can_be_validated() -> None:
+    class Own(Trainer):
+        def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+            return LOSS(batch.call(module).squeeze(-1), batch.target)
+
+    model = Own(network(), None, "sgd", ["auc"])
+
+    result = model.fit(
+        {"input": arrays(40)[0], "y": arrays(40)[1]}, label="y", valid={"input": arrays(9)[0], "y": arrays(9)[1]}
+    )
+
+    assert "valid_auc" in result.history[0]
+    plain = Own(network(), None, "sgd").fit(
+        {"input": arrays(40)[0], "y": arrays(40)[1]}, label="y", valid={"input": arrays(9)[0], "y": arrays(9)[1]}
+    )
+    assert plain.monitor == "loss"
+
+
+def test_a_module_that_takes_the_whole_batch_gets_numbers_of_its_own_type() -> None:
+    result = trainer(Whole()).fit(frame(), label="y", batch_size=8)  # float64 columns, float32 weights
+
+    assert result.steps == 5
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def test_class_weights_apply_to_each_label_of_a_row() -> None:
+    module = nn.Linear(4, 3)
+    x, y = arrays(3)[0], torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    each = nn.BCEWithLogitsLoss(reduction="none")(module(x), y)
+    expected = (each * (1 + 4 * y)).mean().item()
+
+    found = trainer(module, class_weights={0: 1.0, 1: 5.0}, optimizer_args={"lr": 0.0}).fit((x, y)).history[0]["loss"]
+
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_classes_without_a_weight_count_with_one() -> None:
+    data = arrays(40)
+    given, left_out = network(), network()
+
+    trainer(given, class_weights={0: 3.0, 1: 1.0}).fit(data, batch_size=8)
+    trainer(left_out, class_weights={0: 3.0}).fit(data, batch_size=8)
+
+    assert weights(left_out) == weights(given)
+
+
+@pytest.mark.parametrize("wrong", [{}, {-1: 1.0}, [1.0, 2.0], {"a": 1.0}])
+def test_class_weights_of_another_form_are_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="class_weights=.* is no mapping"):
+        trainer(class_weights=wrong)
+
+
+def test_weights_that_cannot_be_applied_are_refused() -> None:
+    x, y = arrays(20)
+    with pytest.raises(InvalidArgument, match="weight='w' is no column of the batch"):
+        trainer().fit((x, y), weight="w")
+    with pytest.raises(InvalidArgument, match="weight= needs loss="):
+        trainer(Outputs(), None).fit({"x": x, "y": y, "w": y}, weight="w")
