@@ -115,12 +115,24 @@ def test_ratings_are_joined_with_users_and_movies(place: Path) -> None:
 
     assert models_data.movielens().to_pylist() == [
         {
-            "liked": 0, "user": "1", "item": "7", "gender": "M", "occupation": "artist",
-            "genres": "Comedy Children's", "age": 24.0, "year": 1995.0,
+            "liked": 0,
+            "user": "1",
+            "item": "7",
+            "gender": "M",
+            "occupation": "artist",
+            "genres": "Comedy Children's",
+            "age": 24.0,
+            "year": 1995.0,
         },
         {
-            "liked": 1, "user": "2", "item": "7", "gender": "F", "occupation": "other",
-            "genres": "Comedy Children's", "age": 53.0, "year": 1995.0,
+            "liked": 1,
+            "user": "2",
+            "item": "7",
+            "gender": "F",
+            "occupation": "other",
+            "genres": "Comedy Children's",
+            "age": 53.0,
+            "year": 1995.0,
         },
     ]
 
@@ -140,5 +152,5 @@ def test_the_splits_are_fixed_disjoint_samples(tmp_path: Path) -> None:
 def test_a_download_with_other_contents_is_refused(tmp_path: Path) -> None:
     write = ["sh", "-c", f"echo changed > {tmp_path}/it.tgz", "some-package"]
 
-    with pytest.raises(models_data.NotFetched, match="some-package.*SHA-256"):
+    with pytest.raises(models_data.NotFetched, match=r"some-package.*SHA-256"):
         models_data._download(write, tmp_path, "*.tgz", models_data.FLIGHTS_SHA256)

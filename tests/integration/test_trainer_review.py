@@ -1,4 +1,4 @@
-"""A Trainer as new users call it: targets from functions, outputs of any form, options, exports, and wrong arguments."""
+"""A Trainer as new users call it: targets from functions, outputs of any form, options, exports, wrong arguments."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_classes_without_a_weight_count_with_one() -> None:
 
 @pytest.mark.parametrize("wrong", [{}, {-1: 1.0}, [1.0, 2.0], {"a": 1.0}])
 def test_class_weights_of_another_form_are_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match="class_weights=.* is no mapping"):
+    with pytest.raises(InvalidArgument, match=r"class_weights=.* is no mapping"):
         trainer(class_weights=wrong)
 
 

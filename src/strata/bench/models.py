@@ -57,7 +57,7 @@ BENCHMARK = Benchmark(
         "MovieLens 100k: recbole 1.2.1, a rating of 4 or 5; 80,000 rows to train on, 10,000 to validate and 10,000",
         "… to test, batches of 512. Features: user, item, gender, occupation, genres, age, year.",
         f"Embeddings of {EMBEDDING_DIM}, hidden layers of {' and '.join(map(str, HIDDEN))} units, AdamW.",
-        f"Training ends when the validation AUC falls, at most after {MAX_EPOCHS} epochs, with the best epoch's weights.",
+        f"Training ends when the validation AUC falls, after {MAX_EPOCHS} epochs at most, with the best weights.",
         "FNN starts from the trained FM; Wide & Deep crosses origin with destination and hour, item with gender and",
         "… occupation.",
         "TwoTower is missing: it retrieves items instead of ranking given ones, so AUC does not describe it.",

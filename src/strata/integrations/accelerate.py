@@ -17,7 +17,7 @@ from strata.errors import InvalidArgument
 from strata.integrations import resume
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator
 
     from strata.train.context import Context, Progress
 

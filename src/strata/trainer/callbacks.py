@@ -6,6 +6,8 @@ wrote after the checkpoint.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -110,17 +112,12 @@ class TensorBoard(Callback):
 
 
 def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
-    except ImportError:
-        try:
-            from tensorboardX import SummaryWriter  # noqa: PLC0415
-        except ImportError:
-            raise ConfigError(
-                "the TensorBoard callback needs a package that is not installed; pip install tensorboard",
-                field="callbacks",
-            ) from None
-    return SummaryWriter
+    for package in ("torch.utils.tensorboard", "tensorboardX"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(package).SummaryWriter
+    raise ConfigError(
+        "the TensorBoard callback needs a package that is not installed; pip install tensorboard", field="callbacks"
+    )
 
 
 class ProgressBar(Callback):
@@ -163,7 +160,12 @@ class ProgressBar(Callback):
             self._bar = None
 
 
-_BY_NAME = {"json": JsonLogger, "tensorboard": TensorBoard, "tbx": TensorBoard, "progress": ProgressBar}
+_BY_NAME: dict[str, type[Callback]] = {
+    "json": JsonLogger,
+    "tensorboard": TensorBoard,
+    "tbx": TensorBoard,
+    "progress": ProgressBar,
+}
 
 
 def create(spec: str | Callback) -> Callback:
@@ -179,5 +181,4 @@ def create(spec: str | Callback) -> Callback:
             f"callbacks= has {spec!r}; use {', '.join(map(repr, _BY_NAME))} or a subclass of strata.train.Callback",
             field="callbacks",
         )
-    callback: Callback = spec
-    return callback
+    return spec
