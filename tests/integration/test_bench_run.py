@@ -58,17 +58,16 @@ def test_two_contenders_take_turns_in_fresh_processes(modules: Path) -> None:
     assert [name for name, _ in ran] == ["one", "two"] * 3
     assert len({pid for _, pid in ran}) == 6
     assert started == [(0, "one"), (0, "two"), (1, "one"), (1, "two"), (2, "one"), (2, "two")]
+    assert [s.figures for s in outcome.samples] == [{f"{name}_ms": float(pid)} for name, pid in ran]
+    assert not outcome.failures
 
 
 def test_contenders_know_the_number_of_their_round(modules: Path) -> None:
     (modules / "tiny_seeded.py").write_text(
-        "import json, os\n"
-        f"print(json.dumps({{'figures': {{'one_ms': int(os.environ['{ROUND_VARIABLE}'])}}}}))\n"
+        f"import json, os\nprint(json.dumps({{'figures': {{'one_ms': int(os.environ['{ROUND_VARIABLE}'])}}}}))\n"
     )
     outcome = run_benchmark(benchmark(Contender(name="seeded", module="tiny_seeded")))
     assert [(sample.round, sample.figures["one_ms"]) for sample in outcome.samples] == [(0, 0), (1, 1), (2, 2)]
-    assert [s.figures for s in outcome.samples] == [{f"{name}_ms": float(pid)} for name, pid in ran]
-    assert not outcome.failures
 
 
 def test_a_failed_contender_is_reported_with_its_last_output_and_the_others_continue(modules: Path) -> None:
