@@ -14,8 +14,6 @@ PROBLEM = Problem(
     num_rows=500_000,
     shares=(0.6, 0.2, 0.2),
     batch_size=2048,
-    optimizer_args={"lr": 0.003, "weight_decay": 0.01},
-    dropout=0.0,
 )
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ PROBLEM = Problem(
     num_rows=100_000,
     shares=(0.8, 0.1, 0.1),
     batch_size=512,
-    optimizer_args={"lr": 0.003, "weight_decay": 0.01},
-    dropout=0.0,
 )
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from strata.bench.contenders.models_data import NotFetched, write_splits
-from strata.bench.models import EMBEDDING_DIM, HIDDEN, MAX_EPOCHS, QUICK_ROWS
+from strata.bench.models import EMBEDDING_DIM, HIDDEN, LEARNING_RATE, MAX_EPOCHS, QUICK_ROWS, WEIGHT_DECAY
 from strata.bench.run import ROUND_VARIABLE
 from strata.trainer.features import Features
 from strata.trainer.models import DLRM, FM, FNN, LR, PNN, DCNv2, DeepFM, WideDeep
@@ -49,13 +49,11 @@ class Problem:
     shares: tuple[float, float, float]
     """Of the rows for training, validation and the test."""
     batch_size: int
-    optimizer_args: dict[str, float]
-    dropout: float
 
 
 def models(problem: Problem, fields: Sequence[Field]) -> dict[str, Callable[[], nn.Module]]:
     """Return a constructor for each model that starts from random weights."""
-    deep: dict[str, Any] = {"embedding_dim": EMBEDDING_DIM, "hidden": HIDDEN, "dropout": problem.dropout}
+    deep: dict[str, Any] = {"embedding_dim": EMBEDDING_DIM, "hidden": HIDDEN}
     return {
         "lr": lambda: LR(fields),
         "fm": lambda: FM(fields, embedding_dim=EMBEDDING_DIM),
@@ -68,8 +66,8 @@ def models(problem: Problem, fields: Sequence[Field]) -> dict[str, Callable[[], 
     }
 
 
-def measure(problem: Problem, directory: Path, *, seed: int, split: str = "test") -> dict[str, float]:
-    """Return the AUC of each model on a split of the data in `directory`."""
+def measure(problem: Problem, directory: Path, *, seed: int) -> dict[str, float]:
+    """Return the AUC of each model on the test rows below `directory`."""
     features = Features.fit(str(directory / "train"), problem.columns, label=problem.label)
     found: dict[str, float] = {}
     trained: dict[str, nn.Module] = {}
@@ -82,7 +80,7 @@ def measure(problem: Problem, directory: Path, *, seed: int, split: str = "test"
             torch.optim.AdamW,
             ["auc"],
             features=features,
-            optimizer_args=problem.optimizer_args,
+            optimizer_args={"lr": LEARNING_RATE, "weight_decay": WEIGHT_DECAY},
             checkpoints=directory / f"checkpoints-{name}",
             checkpoint_options={"keep_count": 1},
             seed=seed,
@@ -95,14 +93,14 @@ def measure(problem: Problem, directory: Path, *, seed: int, split: str = "test"
             batch_size=problem.batch_size,
             early_stopping=1,
         )
-        found[name] = trainer.evaluate(str(directory / split))["auc"]
+        found[name] = trainer.evaluate(str(directory / "test"))["auc"]
         trained[name] = trainer.module
         print(f"{name}: {found[name]:.4f}, {len(result.history)} epochs", file=sys.stderr)
 
     for name, make in models(problem, features.fields).items():
         train(name, make)
     fm: Any = trained["fm"]
-    train("fnn", lambda: FNN.from_fm(fm, hidden=HIDDEN, dropout=problem.dropout))
+    train("fnn", lambda: FNN.from_fm(fm, hidden=HIDDEN))
     return found
 
 
