@@ -224,6 +224,26 @@ def test_memory_does_not_grow_with_the_rows(rows: pa.Table, tmp_path: Path, monk
     assert pa.total_allocated_bytes() - before < 2_000_000
 
 
+def test_neither_fitting_nor_encoding_imports_pandas(rows: pa.Table, tmp_path: Path) -> None:
+    """Importing it takes half a second, and pyarrow does so in innocent calls."""
+    path = write(rows, tmp_path / "data")
+    code = (
+        "import sys\n"
+        "from strata.data import StructuredDataset\n"
+        "from strata.trainer.features import *\n"
+        "columns = [SparseFeat('carrier'), SparseFeat('user', min_count=2), SparseFeat('page', hash_buckets=9),\n"
+        "    DenseFeat('distance'), DenseFeat('price', scale='log'), VarLenFeat('tags')]\n"
+        f"features = Features.fit({str(path)!r}, columns, label='late')\n"
+        f"loader, _ = StructuredDataset.create_dataloader({str(path)!r}, columns=features.columns_read,\n"
+        "    transform=features.encode, shuffle=True)\n"
+        "print(sum(len(batch['late']) for batch in loader), 'pandas' in sys.modules)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+    assert done.stdout == f"{NUM_ROWS} False\n"
+
+
 def test_an_exported_model_encodes_without_pyarrow_numpy_or_strata(
     rows: pa.Table, fitted: Features, tmp_path: Path
 ) -> None:

@@ -201,6 +201,7 @@ def test_declarations_that_conflict_are_refused(declared: Any, options: dict[str
         (SparseFeat("x"), [{"a": 1}], "has no categories"),
         (SparseFeat("x"), pa.array([1, 2]).cast(pa.decimal128(22, 2)), "declare it as DenseFeat, or cast"),
         (SparseFeat("x"), [1.0, 2.5], r"has the value 2.5, which is no category; declare it as DenseFeat"),
+        (SparseFeat("x"), pa.array([2.5]).dictionary_encode(), "has the value 2.5, which is no category"),
         (SparseFeat("x"), [None, None], "has no value in any row"),
         (SparseFeat("x"), pa.array([None, None], pa.string()), "has no value in any row"),
         (SparseFeat("x", min_count=3), ["a", "b", "a"], "lower min_count"),

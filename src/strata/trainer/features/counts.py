@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from strata.data.arrow_types import of_numbers
 from strata.data.memory import pool
 from strata.errors import LimitExceeded
+from strata.trainer.features.values import view
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -52,7 +53,7 @@ class ValueCounter:
         self._max_values = max_values
         self._name = name
         self._lock = threading.Lock()
-        self._values = pa.array([], kind)
+        self._values = pa.nulls(0, kind)
         self._counts = np.empty(0, np.int64)
         self._pending: list[tuple[pa.Array, npt.NDArray[np.int64]]] = []
         self._num_pending = 0
@@ -90,8 +91,11 @@ class ValueCounter:
                 self._pending.append(self._span.pairs(self._kind))
                 self._span = None
             self._merge()
-        counted = pa.table({"value": self._values, "count": self._counts})
-        kept = counted if min_count == 1 else counted.filter(self._counts >= min_count)
+        counted = pa.table({"value": self._values, "count": of_numbers(self._counts, pa.int64())})
+        if min_count == 1:
+            kept = counted
+        else:
+            kept = counted.take(of_numbers(np.flatnonzero(self._counts >= min_count), pa.int64()))
         kept = kept.take(pc.sort_indices(kept, sort_keys=[("count", "descending"), ("value", "ascending")]))
         kept = kept if max_size is None else kept.slice(0, max_size)
         return Ranking(
@@ -121,7 +125,7 @@ class ValueCounter:
             values = pa.concat_arrays([self._values, *(values for values, _ in self._pending)])
             encoded = pc.dictionary_encode(values, memory_pool=pool())
             counts = np.concatenate([self._counts, *(counts for _, counts in self._pending)])
-            summed = np.bincount(encoded.indices.to_numpy(), counts)  # floats, exact up to 2^53 rows
+            summed = np.bincount(view(encoded.indices, np.dtype(np.int32)), counts)  # floats, exact up to 2^53 rows
             self._values, self._counts = encoded.dictionary, summed.astype(np.int64)
             self._pending, self._num_pending = [], 0
         if len(self._values) > self._max_values:
@@ -135,7 +139,7 @@ class ValueCounter:
 def count_values(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return the distinct values of an array, null included, and their counts."""
     found = pc.value_counts(array, memory_pool=pool())
-    return found.field("values"), found.field("counts").to_numpy()
+    return found.field("values"), view(found.field("counts"), np.dtype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from strata.data.arrow_types import of_numbers
 from strata.trainer.features.field import MISSING, Combiner, Field
 from strata.trainer.features.moments import LIMIT, is_ordinary
 from strata.trainer.features.portable import LARGEST_FLOAT32
-from strata.trainer.features.values import ValueType, elements, number_rows, numbers
+from strata.trainer.features.values import ValueType, elements, lengths_of, number_rows, numbers
 from strata.trainer.features.vocabulary import Buckets, IntegerVocabulary, StringVocabulary, encode_ids
 
 if TYPE_CHECKING:
@@ -113,13 +113,12 @@ class VarLenColumn:
         """Return the ids of each row as a matrix, padded with 0."""
         flat, lengths = elements(array, self.separator, self.name)
         ids = self.elements.encode(flat)
-        offsets = np.append(0, np.cumsum(lengths))
         is_present = ids != MISSING
         if not is_present.all():
-            offsets = np.append(0, np.cumsum(is_present))[offsets]
-            ids = ids[is_present]
+            ids, lengths = ids[is_present], lengths_of(lengths, is_present)
+        offsets = np.append(0, np.cumsum(lengths))
         places = np.arange(self.max_length)
-        is_filled = places < np.diff(offsets)[:, None]
+        is_filled = places < lengths[:, None]
         matrix = np.zeros((len(array), self.max_length), np.int64)
         matrix[is_filled] = ids[(offsets[:-1, None] + places)[is_filled]]
         return matrix

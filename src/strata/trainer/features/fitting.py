@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.arrow_types import unit_of
+from strata.data.arrow_types import of_numbers, unit_of
 from strata.errors import InvalidArgument, SchemaMismatch
 from strata.trainer.features.columns import MAX_FITTED_LENGTH, MAX_VALUES, DenseFeat, SparseFeat, VarLenFeat
 from strata.trainer.features.counts import ValueCounter, count_values
@@ -23,6 +23,7 @@ from strata.trainer.features.encoding import DenseColumn, SparseColumn, VarLenCo
 from strata.trainer.features.field import UNKNOWN, auto_embedding_dim
 from strata.trainer.features.moments import LIMIT, Moments, Summary, is_ordinary
 from strata.trainer.features.values import (
+    Integers,
     ValueType,
     bare,
     bare_type,
@@ -31,10 +32,13 @@ from strata.trainer.features.values import (
     integers,
     is_any_list,
     is_number,
+    lengths_of,
+    mask,
     number_rows,
     numbers,
     places,
     strings,
+    view,
 )
 from strata.trainer.features.vocabulary import Buckets, IntegerVocabulary, StringVocabulary, encode_ids
 
@@ -134,6 +138,31 @@ class SparseFitter:
 
     def _count_integers(self, array: pa.Array) -> int:
         """Count the values of an array; return how many are missing."""
+        present = self._integers(array).present
+        self._counter.add_integers(present)
+        return len(array) - len(present)
+
+    def _count_distinct(self, array: pa.Array) -> int:
+        """Count the values of strings or of a dictionary; return how many are missing."""
+        if pat.is_dictionary(array.type):
+            per_place = np.bincount(places(array) + 1, minlength=len(array.dictionary) + 1)[1:]
+            used = np.flatnonzero(per_place)
+            values, counts = bare(array.dictionary).take(of_numbers(used, pa.int64())), per_place[used]
+        else:
+            values, counts = count_values(array)
+        if self._type.kind == "integer":
+            whole = self._integers(values)
+            values = of_numbers(whole.present, self._type.arrow)
+            counts = counts if whole.missing is None else counts[~whole.missing]
+        else:
+            values = strings(values, self._type, self._name)
+            if values.null_count:
+                counts = counts[mask(values.is_valid())]
+                values = values.drop_null()
+        self._counter.add(values, counts)
+        return len(array) - int(counts.sum())
+
+    def _integers(self, array: pa.Array) -> Integers:
         found = integers(array, self._type, self._name)
         if found.strange is not None:
             row = int(np.argmax(found.strange))
@@ -141,30 +170,7 @@ class SparseFitter:
                 f"column {self._name!r} ({array.type}) has the value {array[row].as_py()!r}, which is no category; "
                 "declare it as DenseFeat, or round the column to integers"
             )
-        present = found.present
-        self._counter.add_integers(present)
-        return len(array) - len(present)
-
-    def _count_distinct(self, array: pa.Array) -> int:
-        """Count the values of strings or of a dictionary; return how many are missing."""
-        if pat.is_dictionary(array.type):
-            at = places(array)
-            per_place = np.bincount(at + 1, minlength=len(array.dictionary) + 1)[1:]
-            used = np.flatnonzero(per_place)
-            values = bare(array.dictionary).take(pa.array(used))
-            counts = per_place[used]
-        else:
-            values, counts = count_values(array)
-        if self._type.kind == "integer":
-            whole = integers(values, self._type, self._name)
-            values = pa.array(whole.values, pa.int64(), mask=whole.missing).view(self._type.arrow)
-        else:
-            values = strings(values, self._type, self._name)
-        if values.null_count:
-            counts = counts[values.is_valid().to_numpy(zero_copy_only=False)]
-            values = values.drop_null()
-        self._counter.add(values, counts)
-        return len(array) - int(counts.sum())
+        return found
 
     def _fitted_vocabulary(self) -> tuple[IdMap, int]:
         """Return the vocabulary, and the number of values that it does not contain."""
@@ -179,7 +185,7 @@ class SparseFitter:
             )
         num_unknown = ranking.num_counted - ranking.num_kept
         if self._type.kind == "integer":
-            return IntegerVocabulary(self._type, ranking.values.to_numpy().view(np.int64)), num_unknown
+            return IntegerVocabulary(self._type, view(ranking.values, np.dtype(np.int64))), num_unknown
         return StringVocabulary(self._type, ranking.values), num_unknown
 
 
@@ -208,8 +214,7 @@ class VarLenFitter:
         flat, lengths = elements(array, declared.separator, declared.name)
         self._elements.observe(flat)
         if flat.null_count:
-            num_before = np.append(0, np.cumsum(flat.is_valid().to_numpy(zero_copy_only=False)))
-            lengths = np.diff(num_before[np.append(0, np.cumsum(lengths))])
+            lengths = lengths_of(lengths, mask(flat.is_valid()))
         with self._lock:
             self._num_empty += int(np.count_nonzero(lengths == 0))
             self._longest = max(self._longest, int(lengths.max(initial=0)))
@@ -265,7 +270,7 @@ def _given_vocabulary(declared: SparseFeat | VarLenFeat, kind: ValueType) -> IdM
 
 def _num_missing(array: pa.Array) -> int:
     if pat.is_dictionary(array.type):
-        is_missing = np.append(np.asarray(array.dictionary.is_null()), True)
+        is_missing = np.append(mask(array.dictionary.is_null()), True)
         return int(np.count_nonzero(is_missing[places(array)]))
     if pat.is_floating(array.type):
         return int(pc.sum(array.is_null(nan_is_null=True), min_count=0).as_py())

@@ -159,7 +159,7 @@ def as_table(data: Any, columns: Sequence[str]) -> pa.Table:
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
     """Return the rows of a table as one batch."""
-    columns = [join_arrays(column.chunks or [pa.array([], column.type)]) for column in table.columns]
+    columns = [join_arrays(column.chunks or [pa.nulls(0, column.type)]) for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, table.column_names)
 
 

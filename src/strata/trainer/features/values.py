@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from strata.data.arrow_types import is_list, physical, unit_of
+from strata.data.arrow_types import is_list, of_numbers, physical, unit_of
 from strata.errors import SchemaMismatch
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def number_rows(array: pa.Array, width: int, unit: str, name: str) -> npt.NDArra
 def elements(array: pa.Array, separator: str | None, name: str) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return the elements of all lists of a column, and the number of each list's elements.
 
-    Strings are split at `separator`; empty parts become null.
+    Strings are split at `separator`; empty parts are left out. Elements of lists may be null.
 
     Raises:
         SchemaMismatch: The column has neither lists nor, with a separator, strings.
@@ -283,19 +283,24 @@ def elements(array: pa.Array, separator: str | None, name: str) -> tuple[pa.Arra
     if category_type(array.type) != ValueType("text"):
         raise mismatch(name, array.type, f"text separated by {separator!r}")
     parts = pc.split_pattern(array, pattern=separator)
-    words = parts.flatten()
-    is_empty = pc.equal(pc.binary_length(words), 0)
-    return pc.if_else(is_empty, pa.scalar(None, words.type), words), list_lengths(parts)
+    words, lengths = parts.flatten(), list_lengths(parts)
+    is_used = _whole(pc.binary_length(words), if_null=0) > 0
+    return words.take(of_numbers(np.flatnonzero(is_used), pa.int64())), lengths_of(lengths, is_used)
+
+
+def lengths_of(lengths: npt.NDArray[np.int64], is_used: Mask) -> npt.NDArray[np.int64]:
+    """Return how many elements of each list are used."""
+    num_before = np.append(0, np.cumsum(is_used))
+    found: npt.NDArray[np.int64] = np.diff(num_before[np.append(0, np.cumsum(lengths))])
+    return found
 
 
 def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
     """Return the length of each list; 0 for null."""
-    lengths = pc.list_value_length(array)
-    found: npt.NDArray[np.int64] = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    return _whole(pc.list_value_length(array), if_null=0)
 
 
-# Arrow's memory
+# Arrow's memory. `to_numpy`, `pa.array` and scalars as arguments would import pandas, which takes half a second.
 
 
 def view(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -307,10 +312,19 @@ def view(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def places(array: pa.DictionaryArray) -> npt.NDArray[np.int64]:
     """Return the place of each row's value in the dictionary; -1 for null."""
-    indices = array.indices.cast(pa.int64())
-    found: npt.NDArray[np.int64] = indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return found
+    return _whole(array.indices, if_null=-1)
+
+
+def _whole(array: pa.Array, *, if_null: int) -> npt.NDArray[np.int64]:
+    values = view(array.cast(pa.int64()), np.dtype(np.int64))
+    nulls = _nulls(array)
+    return values if nulls is None else np.where(nulls, if_null, values)
+
+
+def mask(array: pa.BooleanArray) -> Mask:
+    """Return booleans without nulls as an array of numpy."""
+    return view(array.cast(pa.uint8()), np.dtype(np.bool_))
 
 
 def _nulls(array: pa.Array) -> Mask | None:
-    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    return mask(array.is_null()) if array.null_count else None

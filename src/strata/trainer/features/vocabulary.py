@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from strata.data.arrow_types import of_numbers
 from strata.trainer.features.field import FIRST_ID, MISSING, UNKNOWN
 from strata.trainer.features.hashing import hash_strings, mix
-from strata.trainer.features.values import Integers, ValueType, bare, integers, places, strings
+from strata.trainer.features.values import Integers, ValueType, bare, integers, mask, places, strings, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,13 +135,12 @@ class StringVocabulary:
 
     def _find(self, values: pa.Array) -> Ids:
         if self._table is None:
-            found = pc.index_in(values, value_set=self.values).cast(pa.int64()).fill_null(UNKNOWN - FIRST_ID)
-            ids: Ids = found.to_numpy(zero_copy_only=False) + FIRST_ID
-            return ids
+            found = pc.index_in(values, value_set=self.values)
+            at = view(found, np.dtype(np.int32)).astype(np.int64)
+            return np.where(mask(found.is_null()), UNKNOWN, at + FIRST_ID)
         ids = self._table.find(hash_strings(values).view(np.int64))
-        candidates = self.values.take(pa.array(np.maximum(ids - FIRST_ID, 0)))
-        is_same = pc.equal(candidates, values).to_numpy(zero_copy_only=False)
-        ids[~is_same] = UNKNOWN
+        candidates = self.values.take(of_numbers(np.maximum(ids - FIRST_ID, 0), pa.int64()))
+        ids[mask(pc.not_equal(candidates, values))] = UNKNOWN
         return ids
 
 
