@@ -230,3 +230,121 @@ def test_weights_that_cannot_be_applied_are_refused() -> None:
         trainer().fit((x, y), weight="w")
     with pytest.raises(InvalidArgument, match="weight= needs loss="):
         trainer(Outputs(), None).fit({"x": x, "y": y, "w": y}, weight="w")
+
+
+# -- data and options --------------------------------------------------------------------------------------------------
+
+
+def test_accumulation_with_dropped_rows_averages_over_the_rows_of_the_step() -> None:
+    x, y = arrays(43)
+    large, small = network(), network()
+
+    trainer(large, optimizer_args={"lr": 1.0}).fit((x[:40], y[:40]), batch_size=12, shuffle=False)
+    trainer(small, accumulate=3, optimizer_args={"lr": 1.0}).fit((x, y), batch_size=4, shuffle=False, drop_last=True)
+
+    assert weights(small) == pytest.approx(weights(large), abs=1e-6)
+
+
+def test_rows_that_training_leaves_out_are_still_evaluated() -> None:
+    x, y = arrays(43)
+    model = trainer()
+
+    result = model.fit((x, y), valid=(x, y), batch_size=8, drop_last=True)
+
+    expected = LOSS(model.module(x).squeeze(-1), y).item()
+    assert result.history[0]["valid_loss"] == pytest.approx(expected, rel=1e-5)
+    assert model.evaluate((x, y))["loss"] == pytest.approx(expected, rel=1e-5)
+    assert len(model.predict(x)) == 43
+
+
+def test_options_of_a_fit_on_files_do_not_reach_other_data() -> None:
+    data = frame()
+    model = trainer(Regression())
+    model.fit(data, label="y", batch_size=8, filters=[("a", ">", 0.0)])
+
+    assert len(model.predict(data)) == 40
+    assert len(model.predict({"a": torch.zeros(3), "b": torch.zeros(3)})) == 3
+
+
+def test_predictions_for_a_shuffled_loader_come_in_the_order_of_the_rows() -> None:
+    x, y = arrays(20)
+    model = trainer()
+
+    assert model.predict(DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)).equal(model.predict(x))
+
+
+def test_weighted_training_can_be_evaluated_on_rows_without_weights() -> None:
+    x, y = arrays(40)
+    model = trainer(metrics=["auc"])
+    model.fit({"input": x, "y": y, "w": y + 1}, label="y", weight="w", batch_size=8)
+
+    loss = LOSS(model.module(x).squeeze(-1), y).item()
+    assert model.evaluate({"input": x, "y": y})["loss"] == pytest.approx(loss, rel=1e-5)
+    assert model.evaluate({"input": x, "y": y, "v": y * 0}, weight="v")["loss"] == 0.0
+
+
+def test_columns_can_be_chosen_before_a_fit() -> None:
+    data = frame()
+    model = trainer(nn.Linear(2, 1))
+
+    assert "loss" in model.evaluate(data, label="y", inputs=["a", "b"])
+    assert len(model.predict(data, inputs=["a", "b"])) == 40
+    assert len(trainer(nn.Linear(1, 1)).predict(data, inputs="a")) == 40
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from zip(*arrays(10), strict=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
+def test_a_stateful_loader_without_a_length_trains() -> None:
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+
+    result = trainer().fit(loaders.StatefulDataLoader(Rows(), batch_size=3), epochs=2)
+
+    assert result.steps == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bacth_size": 3}, "bacth_size= is neither an argument"),
+        ({"num_worker": 3}, "did you mean 'num_workers'"),
+        ({"valid": (torch.zeros(0, 4), torch.zeros(0))}, "no rows"),
+    ],
+)
+def test_options_that_no_loader_takes_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        trainer().fit(arrays(20), **arguments)
+
+
+def test_options_beside_a_loader_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="A loader has its own options"):
+        trainer().fit(DataLoader(TensorDataset(*arrays(20))), num_workers=2)
+
+
+def test_validation_data_without_the_label_is_refused_before_the_first_step() -> None:
+    x, y = arrays(20)
+    steps: list[int] = []
+    module = network()
+    module.register_forward_hook(lambda *_: steps.append(1))
+
+    with pytest.raises(InvalidArgument, match="label='y' is no column of the data; Columns: input"):
+        trainer(module).fit({"input": x, "y": y}, label="y", valid={"input": x})
+
+    assert not steps
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_every_row_of_a_step_counts_the_same_with_every_tail(tail: str, accumulate: int) -> None:
+    x, y = arrays(43)
+    ends = 40 if tail == "drop" else 43
+    rows = torch.tensor([*range(ends), *([40] if tail == "pad" else [])])  # padding repeats the last batch from its start
+    given, listed = network(), network()
+
+    trainer(given, accumulate=accumulate).fit((x, y), batch_size=4, shuffle=False, tail=tail)
+    trainer(listed, accumulate=accumulate).fit((x[rows], y[rows]), batch_size=4, shuffle=False)
+
+    assert weights(given) == pytest.approx(weights(listed), abs=1e-6)
