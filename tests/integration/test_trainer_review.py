@@ -348,3 +348,90 @@ def test_every_row_of_a_step_counts_the_same_with_every_tail(tail: str, accumula
     trainer(listed, accumulate=accumulate).fit((x[rows], y[rows]), batch_size=4, shuffle=False)
 
     assert weights(given) == pytest.approx(weights(listed), abs=1e-6)
+
+
+# -- wrong arguments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": "3"}, "epochs='3' must be a whole number"),
+        ({"batch_size": 1.5}, "batch_size=1.5 must be a whole number"),
+        ({"max_steps": "a"}, "max_steps='a' must be a whole number"),
+        ({"shuffle": "no"}, "shuffle='no' must be True or False"),
+        ({"resume": "yes"}, "resume='yes' must be True or False"),
+        ({"weight": 3}, "weight=3 must be the name of a column"),
+        ({"early_stopping": True}, "write early_stopping=3"),
+    ],
+)
+def test_a_wrong_argument_of_fit_is_refused_with_the_cure(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrataError, match=message):
+        trainer().fit(arrays(20), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"accumulate": 1.5}, "accumulate=1.5 must be a whole number"),
+        ({"seed": "a"}, "seed='a' must be a whole number"),
+        ({"clip_norm": "a"}, "clip_norm='a' must be a number above 0"),
+        ({"compile": 3}, "compile=3 must be True, False or a dict"),
+        ({"scheduler": 3}, "scheduler=3 is no function of the optimizer"),
+        ({"strategy": 3}, "strategy=3 is no strategy"),
+        ({"features": 3}, "features= is a int; pass Features.fit"),
+        ({"checkpoints": 3}, "checkpoints=3 is no directory"),
+        ({"checkpoint_options": {"keep_cuont": 1}}, "keep_cuont"),
+    ],
+)
+def test_a_wrong_argument_of_a_trainer_is_refused_with_the_cure(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrataError, match=message):
+        trainer(**arguments)
+
+
+def test_a_scheduler_that_does_not_fit_is_refused_before_the_first_step() -> None:
+    schedulers = torch.optim.lr_scheduler
+    with pytest.raises(InvalidArgument, match="scheduler= cannot be called with the optimizer alone"):
+        trainer(scheduler=schedulers.StepLR).fit(arrays(20))
+    with pytest.raises(InvalidArgument, match="scheduler_every='epoch'"):
+        trainer(scheduler=schedulers.ReduceLROnPlateau, scheduler_every="step").fit(arrays(20))
+    with pytest.raises(InvalidArgument, match="returned a NoneType"):
+        trainer(scheduler=lambda _: None).fit(arrays(20))
+
+
+def test_a_metric_that_takes_no_weights_is_refused_before_the_first_step() -> None:
+    x, y = arrays(20)
+    data = {"input": x, "y": y, "w": y + 1}
+
+    with pytest.raises(InvalidArgument, match="metric 'f' cannot take the weights"):
+        trainer(metrics={"f": lambda predictions, targets: 0.0}).fit(data, label="y", weight="w", valid=data)
+
+
+def test_names_may_be_given_without_a_list() -> None:
+    result = trainer(callbacks="json").fit(arrays(20))
+
+    assert len(Path("history.jsonl").read_text().splitlines()) == len(result.history)
+
+
+def test_an_epoch_without_a_value_is_never_the_best() -> None:
+    values = iter([math.nan, 0.5, 0.7])
+    stopping = EarlyStopping(monitor="valid_error")
+
+    class Error:
+        name, better = "error", "lower"
+
+        def reset(self) -> None: ...
+        def update(self, *_: Any) -> None: ...
+        def state(self) -> dict[str, torch.Tensor]:
+            return {}
+
+        def merge(self, _: Any) -> None: ...
+        def compute(self) -> float:
+            return next(values)
+
+    result = trainer(metrics=[Error()], checkpoint_options={"keep_count": 5}).fit(
+        arrays(40), valid=arrays(10), epochs=3, early_stopping=stopping
+    )
+
+    assert result.best is not None
+    assert result.best.step == result.history[result.best_epoch]["step"] == 2

@@ -74,7 +74,7 @@ class Parts:
         self._splitter = splitter
         self._world_size = ranks.world_size
         self._parameters = [each for each in self.module.parameters() if each.requires_grad]
-        self._scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
+        self._scheduler = make_scheduler(settings, optimizer)
         self._ema = None if settings.ema is None else Ema(settings.ema)
         if self._ema is not None:
             evaluator.averaged = self._ema
@@ -226,6 +226,35 @@ def build_evaluator(
     return Evaluator(trainer, splitter, metrics, device), loader, splitter, metrics
 
 
+def make_scheduler(settings: Settings, optimizer: Any) -> Any:
+    """Return the learning rate scheduler, or None.
+
+    Raises:
+        InvalidArgument: The function does not return a scheduler, or it needs a value at every step.
+    """
+    if settings.scheduler is None:
+        return None
+    try:
+        scheduler = settings.scheduler(optimizer)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"scheduler= cannot be called with the optimizer alone: {error}; write scheduler=lambda optimizer: "
+            "StepLR(optimizer, step_size=10)",
+            field="scheduler",
+        ) from error
+    if not hasattr(scheduler, "step") or not hasattr(scheduler, "state_dict"):
+        raise InvalidArgument(
+            f"scheduler= returned a {type(scheduler).__name__}; it must return a scheduler such as StepLR",
+            field="scheduler",
+        )
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and settings.scheduler_every == "step":
+        raise InvalidArgument(
+            "ReduceLROnPlateau follows the monitored value, which each epoch computes; use scheduler_every='epoch'",
+            field="scheduler_every",
+        )
+    return scheduler
+
+
 def make_metrics(trainer: Trainer) -> MetricSet:
     return MetricSet(trainer.metrics, from_logits=trainer.objective.from_logits)
 
@@ -244,8 +273,17 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
         decide_binding(trainer, of_validation(config))
     for each in trainer.callbacks:
         callback_registry.create(each)
-    build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
+    optimizer = build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
+    if not isinstance(trainer.optimizer, torch.optim.Optimizer):  # a scheduler changes the user's instance
+        make_scheduler(trainer.settings, optimizer)
     metrics = make_metrics(trainer)
+    unweighted = [name for name in metrics.names if not getattr(metrics[name], "takes_weights", True)]
+    if config.weight is not None and unweighted:
+        raise InvalidArgument(
+            f"metric {unweighted[0]!r} cannot take the weights of weight={config.weight!r}; use one of Strata's metrics "
+            "or a function with a parameter sample_weight, or leave weight= out",
+            field="metrics",
+        )
     if metrics and not takes_target(trainer, config):
         raise InvalidArgument(
             "metrics= compare predictions with a target, but there is neither loss= nor label=; name the target with "

@@ -10,6 +10,7 @@ A Trainer holds arguments and the module, and no process: `fit` describes the wo
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 from strata.errors import InvalidArgument
+from strata.train.startup import check_options
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
 from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings
@@ -29,7 +31,6 @@ from strata.trainer.parts import check
 from strata.trainer.strategy import AllReduce
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.trainer.batches import Batch
@@ -127,6 +128,15 @@ class Trainer:
             deterministic=deterministic,
             log_every=log_every,
         )
+        if features is not None and not hasattr(features, "fields"):
+            raise InvalidArgument(
+                f"features= is a {type(features).__name__}; pass Features.fit(data, [SparseFeat(…), DenseFeat(…)])",
+                field="features",
+            )
+        if strategy is not None and not hasattr(strategy, "bind"):
+            raise InvalidArgument(f"strategy={strategy!r} is no strategy; pass AllReduce(…)", field="strategy")
+        if checkpoints is not None and not isinstance(checkpoints, str | os.PathLike):
+            raise InvalidArgument(f"checkpoints={checkpoints!r} is no directory or URL", field="checkpoints")
         self.features = features
         self.module = _module(module, features)
         self.loss = loss
@@ -140,6 +150,7 @@ class Trainer:
         self.callbacks = [callbacks] if isinstance(callbacks, str) else list(callbacks)
         self.checkpoints = checkpoints
         self.checkpoint_options = dict(checkpoint_options or {})
+        check_options(self.checkpoint_options)
         self.name = name
         self.max_restarts = max_restarts
         self.logs = logs
@@ -209,6 +220,12 @@ class Trainer:
             InvalidArgument, ConfigError: An argument does not fit; most are found before workers start.
             RunFailed: A worker failed too often; the message shows its traceback.
         """
+        if isinstance(early_stopping, bool) or not isinstance(early_stopping, int | EarlyStopping | None):
+            raise InvalidArgument(
+                f"early_stopping={early_stopping!r} is neither a number of epochs nor an EarlyStopping; write "
+                "early_stopping=3",
+                field="early_stopping",
+            )
         if isinstance(early_stopping, int):
             early_stopping = EarlyStopping(patience=early_stopping)
         with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch:

@@ -124,7 +124,7 @@ class _Averaged:
 def _best(ctx: Context, parts: Parts) -> CheckpointMetadata | None:
     """Return the checkpoint of the best epoch, or the last one if epochs are not compared."""
     found = ctx.checkpoints.list()
-    rated = [each for each in found if parts.history.monitor in each.metadata]
+    rated = [each for each in found if each.metadata.get(parts.history.monitor) is not None]  # NaN is saved as null
     if not rated:
         return found[-1] if found else None
     pick = min if parts.history.better == "lower" else max
