@@ -220,7 +220,7 @@ def test_classes_without_a_weight_count_with_one() -> None:
 
 @pytest.mark.parametrize("wrong", [{}, {-1: 1.0}, [1.0, 2.0], {"a": 1.0}])
 def test_class_weights_of_another_form_are_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match="class_weights=.* is no mapping"):
+    with pytest.raises(InvalidArgument, match="is no mapping from class numbers"):
         trainer(class_weights=wrong)
 
 
@@ -341,7 +341,8 @@ def test_validation_data_without_the_label_is_refused_before_the_first_step() ->
 def test_every_row_of_a_step_counts_the_same_with_every_tail(tail: str, accumulate: int) -> None:
     x, y = arrays(43)
     ends = 40 if tail == "drop" else 43
-    rows = torch.tensor([*range(ends), *([40] if tail == "pad" else [])])  # padding repeats the last batch from its start
+    repeated = [40] if tail == "pad" else []  # the first row of the last batch
+    rows = torch.tensor([*range(ends), *repeated])
     given, listed = network(), network()
 
     trainer(given, accumulate=accumulate).fit((x, y), batch_size=4, shuffle=False, tail=tail)
@@ -435,3 +436,42 @@ def test_an_epoch_without_a_value_is_never_the_best() -> None:
 
     assert result.best is not None
     assert result.best.step == result.history[result.best_epoch]["step"] == 2
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def run_exported(directory: Path, rows: Any) -> Any:
+    """Run predict.py of a copy of an export, where nothing but torch can be imported; return what it prints."""
+    copied = directory.parent / f"{directory.name}-copied"
+    shutil.copytree(directory, copied)
+    (copied / "rows.json").write_text(json.dumps(rows))
+    code = (
+        "import runpy, sys; sys.argv = ['predict.py', 'rows.json']; runpy.run_path('predict.py', run_name='__main__'); "
+        "assert not any(name.split('.')[0] == 'strata' for name in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=copied, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_an_export_from_one_row_takes_whole_numbers_and_any_number_of_rows(tmp_path: Path) -> None:
+    data = pd.DataFrame({"a": [0.5], "b": [1.5], "y": [1]})
+    model = trainer(Whole())
+    model.fit(data, label="y")
+    rows = {"a": [1, 2, 3], "b": [4, 5, 6]}
+
+    found = run_exported(model.export(tmp_path / "model"), rows)
+
+    assert torch.allclose(torch.tensor(found), model.predict(pd.DataFrame(rows).astype(float)), atol=1e-6)
+
+
+def test_an_export_leaves_the_target_out_and_keeps_the_form_of_the_outputs(tmp_path: Path) -> None:
+    x, y = arrays(20)
+    model = trainer(Outputs(), lambda output, target: LOSS(output["score"], target))
+    model.fit((x, y), batch_size=8)
+
+    found = run_exported(model.export(tmp_path / "model"), [x.tolist()])
+
+    assert found["loss"] is None
+    assert found["score"] == pytest.approx(model.predict(x)["score"].tolist(), abs=1e-6)
