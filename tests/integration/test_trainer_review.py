@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +15,11 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from strata import Trainer
-from strata.errors import InvalidArgument
-from strata.train import Batch, DenseFeat, Features, SparseFeat
+from strata.errors import InvalidArgument, StrataError
+from strata.train import Batch, DenseFeat, EarlyStopping, Features, SparseFeat
 from tests.integration.trainer_models import Regression, arrays, network, weights
 
 LOSS = nn.BCEWithLogitsLoss()
@@ -215,7 +220,7 @@ def test_classes_without_a_weight_count_with_one() -> None:
 
 @pytest.mark.parametrize("wrong", [{}, {-1: 1.0}, [1.0, 2.0], {"a": 1.0}])
 def test_class_weights_of_another_form_are_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"class_weights=.* is no mapping"):
+    with pytest.raises(InvalidArgument, match="is no mapping from class numbers"):
         trainer(class_weights=wrong)
 
 
@@ -225,3 +230,248 @@ def test_weights_that_cannot_be_applied_are_refused() -> None:
         trainer().fit((x, y), weight="w")
     with pytest.raises(InvalidArgument, match="weight= needs loss="):
         trainer(Outputs(), None).fit({"x": x, "y": y, "w": y}, weight="w")
+
+
+# -- data and options --------------------------------------------------------------------------------------------------
+
+
+def test_accumulation_with_dropped_rows_averages_over_the_rows_of_the_step() -> None:
+    x, y = arrays(43)
+    large, small = network(), network()
+
+    trainer(large, optimizer_args={"lr": 1.0}).fit((x[:40], y[:40]), batch_size=12, shuffle=False)
+    trainer(small, accumulate=3, optimizer_args={"lr": 1.0}).fit((x, y), batch_size=4, shuffle=False, drop_last=True)
+
+    assert weights(small) == pytest.approx(weights(large), abs=1e-6)
+
+
+def test_rows_that_training_leaves_out_are_still_evaluated() -> None:
+    x, y = arrays(43)
+    model = trainer()
+
+    result = model.fit((x, y), valid=(x, y), batch_size=8, drop_last=True)
+
+    expected = LOSS(model.module(x).squeeze(-1), y).item()
+    assert result.history[0]["valid_loss"] == pytest.approx(expected, rel=1e-5)
+    assert model.evaluate((x, y))["loss"] == pytest.approx(expected, rel=1e-5)
+    assert len(model.predict(x)) == 43
+
+
+def test_options_of_a_fit_on_files_do_not_reach_other_data() -> None:
+    data = frame()
+    model = trainer(Regression())
+    model.fit(data, label="y", batch_size=8, filters=[("a", ">", 0.0)])
+
+    assert len(model.predict(data)) == 40
+    assert len(model.predict({"a": torch.zeros(3), "b": torch.zeros(3)})) == 3
+
+
+def test_predictions_for_a_shuffled_loader_come_in_the_order_of_the_rows() -> None:
+    x, y = arrays(20)
+    model = trainer()
+
+    assert model.predict(DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)).equal(model.predict(x))
+
+
+def test_weighted_training_can_be_evaluated_on_rows_without_weights() -> None:
+    x, y = arrays(40)
+    model = trainer(metrics=["auc"])
+    model.fit({"input": x, "y": y, "w": y + 1}, label="y", weight="w", batch_size=8)
+
+    loss = LOSS(model.module(x).squeeze(-1), y).item()
+    assert model.evaluate({"input": x, "y": y})["loss"] == pytest.approx(loss, rel=1e-5)
+    assert model.evaluate({"input": x, "y": y, "v": y * 0}, weight="v")["loss"] == 0.0
+
+
+def test_columns_can_be_chosen_before_a_fit() -> None:
+    data = frame()
+    model = trainer(nn.Linear(2, 1))
+
+    assert "loss" in model.evaluate(data, label="y", inputs=["a", "b"])
+    assert len(model.predict(data, inputs=["a", "b"])) == 40
+    assert len(trainer(nn.Linear(1, 1)).predict(data, inputs="a")) == 40
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from zip(*arrays(10), strict=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
+def test_a_stateful_loader_without_a_length_trains() -> None:
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+
+    result = trainer().fit(loaders.StatefulDataLoader(Rows(), batch_size=3), epochs=2)
+
+    assert result.steps == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bacth_size": 3}, "bacth_size= is neither an argument"),
+        ({"num_worker": 3}, "did you mean 'num_workers'"),
+        ({"valid": (torch.zeros(0, 4), torch.zeros(0))}, "no rows"),
+    ],
+)
+def test_options_that_no_loader_takes_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        trainer().fit(arrays(20), **arguments)
+
+
+def test_options_beside_a_loader_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="A loader has its own options"):
+        trainer().fit(DataLoader(TensorDataset(*arrays(20))), num_workers=2)
+
+
+def test_validation_data_without_the_label_is_refused_before_the_first_step() -> None:
+    x, y = arrays(20)
+    steps: list[int] = []
+    module = network()
+    module.register_forward_hook(lambda *_: steps.append(1))
+
+    with pytest.raises(InvalidArgument, match="label='y' is no column of the data; Columns: input"):
+        trainer(module).fit({"input": x, "y": y}, label="y", valid={"input": x})
+
+    assert not steps
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_every_row_of_a_step_counts_the_same_with_every_tail(tail: str, accumulate: int) -> None:
+    x, y = arrays(43)
+    ends = 40 if tail == "drop" else 43
+    repeated = [40] if tail == "pad" else []  # the first row of the last batch
+    rows = torch.tensor([*range(ends), *repeated])
+    given, listed = network(), network()
+
+    trainer(given, accumulate=accumulate).fit((x, y), batch_size=4, shuffle=False, tail=tail)
+    trainer(listed, accumulate=accumulate).fit((x[rows], y[rows]), batch_size=4, shuffle=False)
+
+    assert weights(given) == pytest.approx(weights(listed), abs=1e-6)
+
+
+# -- wrong arguments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": "3"}, "epochs='3' must be a whole number"),
+        ({"batch_size": 1.5}, "batch_size=1.5 must be a whole number"),
+        ({"max_steps": "a"}, "max_steps='a' must be a whole number"),
+        ({"shuffle": "no"}, "shuffle='no' must be True or False"),
+        ({"resume": "yes"}, "resume='yes' must be True or False"),
+        ({"weight": 3}, "weight=3 must be the name of a column"),
+        ({"early_stopping": True}, "write early_stopping=3"),
+    ],
+)
+def test_a_wrong_argument_of_fit_is_refused_with_the_cure(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrataError, match=message):
+        trainer().fit(arrays(20), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"accumulate": 1.5}, "accumulate=1.5 must be a whole number"),
+        ({"seed": "a"}, "seed='a' must be a whole number"),
+        ({"clip_norm": "a"}, "clip_norm='a' must be a number above 0"),
+        ({"compile": 3}, "compile=3 must be True, False or a dict"),
+        ({"scheduler": 3}, "scheduler=3 is no function of the optimizer"),
+        ({"strategy": 3}, "strategy=3 is no strategy"),
+        ({"features": 3}, "features= is a int; pass Features.fit"),
+        ({"checkpoints": 3}, "checkpoints=3 is no directory"),
+        ({"checkpoint_options": {"keep_cuont": 1}}, "keep_cuont"),
+    ],
+)
+def test_a_wrong_argument_of_a_trainer_is_refused_with_the_cure(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrataError, match=message):
+        trainer(**arguments)
+
+
+def test_a_scheduler_that_does_not_fit_is_refused_before_the_first_step() -> None:
+    schedulers = torch.optim.lr_scheduler
+    with pytest.raises(InvalidArgument, match="scheduler= cannot be called with the optimizer alone"):
+        trainer(scheduler=schedulers.StepLR).fit(arrays(20))
+    with pytest.raises(InvalidArgument, match="scheduler_every='epoch'"):
+        trainer(scheduler=schedulers.ReduceLROnPlateau, scheduler_every="step").fit(arrays(20))
+    with pytest.raises(InvalidArgument, match="returned a NoneType"):
+        trainer(scheduler=lambda _: None).fit(arrays(20))
+
+
+def test_a_metric_that_takes_no_weights_is_refused_before_the_first_step() -> None:
+    x, y = arrays(20)
+    data = {"input": x, "y": y, "w": y + 1}
+
+    with pytest.raises(InvalidArgument, match="metric 'f' cannot take the weights"):
+        trainer(metrics={"f": lambda predictions, targets: 0.0}).fit(data, label="y", weight="w", valid=data)
+
+
+def test_names_may_be_given_without_a_list() -> None:
+    result = trainer(callbacks="json").fit(arrays(20))
+
+    assert len(Path("history.jsonl").read_text().splitlines()) == len(result.history)
+
+
+def test_an_epoch_without_a_value_is_never_the_best() -> None:
+    values = iter([math.nan, 0.5, 0.7])
+    stopping = EarlyStopping(monitor="valid_error")
+
+    class Error:
+        name, better = "error", "lower"
+
+        def reset(self) -> None: ...
+        def update(self, *_: Any) -> None: ...
+        def state(self) -> dict[str, torch.Tensor]:
+            return {}
+
+        def merge(self, _: Any) -> None: ...
+        def compute(self) -> float:
+            return next(values)
+
+    result = trainer(metrics=[Error()], checkpoint_options={"keep_count": 5}).fit(
+        arrays(40), valid=arrays(10), epochs=3, early_stopping=stopping
+    )
+
+    assert result.best is not None
+    assert result.best.step == result.history[result.best_epoch]["step"] == 2
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def run_exported(directory: Path, rows: Any) -> Any:
+    """Run predict.py of a copy of an export, where nothing but torch can be imported; return what it prints."""
+    copied = directory.parent / f"{directory.name}-copied"
+    shutil.copytree(directory, copied)
+    (copied / "rows.json").write_text(json.dumps(rows))
+    code = (
+        "import runpy, sys; sys.argv = ['predict.py', 'rows.json']; runpy.run_path('predict.py', run_name='__main__'); "
+        "assert not any(name.split('.')[0] == 'strata' for name in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=copied, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_an_export_from_one_row_takes_whole_numbers_and_any_number_of_rows(tmp_path: Path) -> None:
+    data = pd.DataFrame({"a": [0.5], "b": [1.5], "y": [1]})
+    model = trainer(Whole())
+    model.fit(data, label="y")
+    rows = {"a": [1, 2, 3], "b": [4, 5, 6]}
+
+    found = run_exported(model.export(tmp_path / "model"), rows)
+
+    assert torch.allclose(torch.tensor(found), model.predict(pd.DataFrame(rows).astype(float)), atol=1e-6)
+
+
+def test_an_export_leaves_the_target_out_and_keeps_the_form_of_the_outputs(tmp_path: Path) -> None:
+    x, y = arrays(20)
+    model = trainer(Outputs(), lambda output, target: LOSS(output["score"], target))
+    model.fit((x, y), batch_size=8)
+
+    found = run_exported(model.export(tmp_path / "model"), [x.tolist()])
+
+    assert found["loss"] is None
+    assert found["score"] == pytest.approx(model.predict(x)["score"].tolist(), abs=1e-6)

@@ -59,14 +59,9 @@ BENCHMARK = Benchmark(
         "… and 100,000 to test, batches of 2,048. Features: origin, destination, hour, weekday, month, distance.",
         "MovieLens 100k: recbole 1.2.1, a rating of 4 or 5; 80,000 rows to train on, 10,000 to validate and 10,000",
         "… to test, batches of 512. Features: user, item, gender, occupation, genres, age, year.",
-<<<<<<< HEAD
-        f"Embeddings of {EMBEDDING_DIM}, hidden layers of {' and '.join(map(str, HIDDEN))} units, AdamW.",
-        f"Training ends when the validation AUC falls, after {MAX_EPOCHS} epochs at most, with the best weights.",
-=======
         f"Embeddings of {EMBEDDING_DIM}, hidden layers of {' and '.join(map(str, HIDDEN))} units, no dropout; AdamW,",
         f"… learning rate {LEARNING_RATE}, weight decay {WEIGHT_DECAY}.",
         f"Training ends when the validation AUC falls, at most after {MAX_EPOCHS} epochs; the best epoch is tested.",
->>>>>>> w-zoo
         "FNN starts from the trained FM; Wide & Deep crosses origin with destination and hour, item with gender and",
         "… occupation.",
         "TwoTower is missing: it retrieves items instead of ranking given ones, so AUC does not describe it.",

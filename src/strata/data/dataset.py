@@ -139,12 +139,12 @@ class Dataset:
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch, the same on every rank."""
-        return self._steps(first=0).num_batches
+        return self.steps(0).num_batches
 
     @property
     def num_batches_left(self) -> int:
         """Batches from the position to the end of the epoch, the same on every rank."""
-        return self._steps(first=self._cursor.position).num_batches
+        return self.steps(self._cursor.position).num_batches
 
     def __iter__(self) -> Iterator[Any]:
         return self.begin()
@@ -157,7 +157,7 @@ class Dataset:
             self._cursor = self._start_of(self._cursor.epoch + is_over)
             self._is_begun = False
         cursor, config = self._cursor, self.config
-        steps = self._steps(first=cursor.position)
+        steps = self.steps(cursor.position)
         order = make_order(
             self.plan,
             seed=cursor.seed,
@@ -303,7 +303,8 @@ class Dataset:
             plan=self._summary,
         )
 
-    def _steps(self, *, first: int) -> Steps:
+    def steps(self, first: int = 0) -> Steps:
+        """Return the batches of the epoch from this position on."""
         return Steps(
             num_rows=self.plan.num_rows,
             first=first,

@@ -64,7 +64,7 @@ def init(
         CoordinatorUnavailable: The run's coordinator does not answer.
     """
     variables = os.environ
-    _check_options(checkpoint_options)
+    check_options(checkpoint_options)
     _check_is_the_rank(variables)
     spec = read_environment(variables) or _spec_without_agent(variables)
     if checkpoints is not None:
@@ -134,7 +134,7 @@ def strategy_of(every: int | str | Strategy | None) -> Strategy:
     return EverySeconds(float(found[1]) * _UNITS_S[found[2]])
 
 
-def _check_options(options: Iterable[str]) -> None:
+def check_options(options: Iterable[str]) -> None:
     known = [*inspect.signature(init).parameters, *inspect.signature(CheckpointManager).parameters]
     for name in options:
         if name not in known:

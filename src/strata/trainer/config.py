@@ -38,13 +38,19 @@ class Settings:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        _require(self.accumulate >= 1, "accumulate", self.accumulate, "must be at least 1")
-        _require(self.log_every >= 1, "log_every", self.log_every, "must be at least 1")
-        _require(0 <= self.seed < 1 << 31, "seed", self.seed, "must be from 0 to 2147483647")
+        _require_count("accumulate", self.accumulate)
+        _require_count("log_every", self.log_every)
+        _require(_is_seed(self.seed), "seed", self.seed, "must be a whole number from 0 to 2147483647")
         for name in ("clip_norm", "clip_value"):
             value = getattr(self, name)
-            _require(value is None or (value > 0 and math.isfinite(value)), name, value, "must be above 0")
-        _require(self.ema is None or 0 < self.ema < 1, "ema", self.ema, "is the decay; it must be between 0 and 1")
+            is_limit = value is None or (isinstance(value, int | float) and value > 0 and math.isfinite(value))
+            _require(is_limit, name, value, "must be a number above 0")
+        _require(self.ema is None or _is_share(self.ema), "ema", self.ema, "is the decay; it must be between 0 and 1")
+        is_function = self.scheduler is None or callable(self.scheduler)
+        cure = "is no function of the optimizer; write scheduler=lambda optimizer: StepLR(optimizer, 10)"
+        _require(is_function, "scheduler", self.scheduler, cure)
+        is_compile = isinstance(self.compile, bool | Mapping)
+        _require(is_compile, "compile", self.compile, "must be True, False or a dict of arguments for torch.compile")
         for name, choices in (("precision", Precision), ("on_nan", OnNan), ("scheduler_every", Every)):
             value = getattr(self, name)
             _require(value in get_args(choices), name, value, f"is unknown; use one of {', '.join(get_args(choices))}")
@@ -76,9 +82,15 @@ class FitConfig:
     """Wall-clock time of the call."""
 
     def __post_init__(self) -> None:
-        _require(self.epochs >= 1, "epochs", self.epochs, "must be at least 1")
-        _require(self.batch_size >= 1, "batch_size", self.batch_size, "must be at least 1")
-        _require(self.max_steps is None or self.max_steps >= 1, "max_steps", self.max_steps, "must be at least 1")
+        _require_count("epochs", self.epochs)
+        _require_count("batch_size", self.batch_size)
+        if self.max_steps is not None:
+            _require_count("max_steps", self.max_steps)
+        for name in ("shuffle", "is_resumed"):
+            value = getattr(self, name)
+            _require(isinstance(value, bool), name.replace("is_resumed", "resume"), value, "must be True or False")
+        is_name = self.weight is None or isinstance(self.weight, str)
+        _require(is_name, "weight", self.weight, "must be the name of a column")
         monitor = self.monitor or (self.early_stopping.monitor if self.early_stopping is not None else "")
         if self.early_stopping is not None and self.valid is None and not monitor:
             raise InvalidArgument(
@@ -86,6 +98,19 @@ class FitConfig:
                 'early_stopping=EarlyStopping(monitor="loss")',
                 field="early_stopping",
             )
+
+
+def _is_seed(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 31
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < 1
+
+
+def _require_count(name: str, value: Any) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    _require(is_count, name, value, "must be a whole number, at least 1")
 
 
 def _require(is_valid: bool, name: str, value: Any, rule: str) -> None:

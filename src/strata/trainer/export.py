@@ -73,6 +73,7 @@ def export(
         "mode": binding.mode,
         "columns": list(binding.columns),
         "entries": list(example.args[0]) if binding.mode == "mapping" else [],
+        "dtypes": _dtypes(example, binding),
         "is_positional": binding.is_positional,
         "parts": {name: _part(matrix, where) for name, (matrix, where) in binding.parts.items()},
         "has_features": features is not None,
@@ -85,6 +86,23 @@ def export(
 
 def _part(matrix: str, where: int | slice) -> list[Any]:
     return [matrix, where.start, where.stop] if isinstance(where, slice) else [matrix, where, None]
+
+
+def _dtypes(example: Batch, binding: Binding) -> dict[str, str]:
+    """Return the types of the inputs by name or position: JSON has only one kind of number."""
+    if binding.mode == "mapping":
+        named = example.args[0]
+    elif binding.mode == "sequence":
+        named = {str(number): value for number, value in enumerate(example.args)}
+    elif binding.mode == "columns":
+        named = dict(zip(binding.columns, example.args, strict=True)) if binding.is_positional else example.kwargs
+    else:
+        named = {}
+    return {
+        name: str(value.dtype).removeprefix("torch.")
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _write_weights(module: nn.Module, path: Path) -> None:
@@ -111,16 +129,17 @@ def _write_program(module: nn.Module, example: Batch, path: Path) -> str:
 
 
 def _captured(module: nn.Module, example: Batch) -> Any:
-    args, kwargs = tree_map(_copied, (example.args, example.kwargs))
+    num_copies = 2 if example.num_rows == 1 else 1  # the program would be one for single rows
+    args, kwargs = tree_map(lambda value: _copied(value, num_copies), (example.args, example.kwargs))
     shapes = tree_map(lambda value: {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) else None, args)
     named = tree_map(lambda value: {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) else None, kwargs)
     dynamic = named if kwargs else shapes
     return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, num_copies: int) -> Any:
     """Return a tensor of its own: a loader's batch may share memory, which export would record."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    return torch.cat([value.detach()] * num_copies) if isinstance(value, torch.Tensor) and value.dim() else value
 
 
 def _write_onnx(module: nn.Module, example: Batch, path: Path) -> None:

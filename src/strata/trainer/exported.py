@@ -46,20 +46,19 @@ class Predictor:
             )
         self._module = torch.export.load(self._directory / "model.pt2").module()
 
-    def predict(self, rows: Mapping[str, Any] | list[Any]) -> torch.Tensor:
+    def predict(self, rows: Mapping[str, Any] | list[Any]) -> Any:
         """Return the model's outputs for rows given as columns, or as a list of tensors if the model has no names."""
         inputs = rows if self._encoder is None else self._encoder(rows)
         args, kwargs = self._arguments(inputs)
         with torch.inference_mode():
-            output: torch.Tensor = self._module(*args, **kwargs)
-        return output
+            return self._module(*args, **kwargs)
 
     def _arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mode, names = self._about["mode"], self._about["columns"]
         if mode == "sequence":
-            return tuple(map(self._tensor, inputs)), {}
+            return tuple(self._tensor(value, str(number)) for number, value in enumerate(inputs)), {}
         if mode == "mapping":
-            return ({name: self._tensor(inputs[name]) for name in self._about["entries"]},), {}
+            return ({name: self._tensor(inputs[name], name) for name in self._about["entries"]},), {}
         columns = {name: self._column(inputs, name) for name in names}
         if mode == "stack":
             return (torch.cat([each.reshape(len(each), -1).float() for each in columns.values()], dim=1),), {}
@@ -67,14 +66,15 @@ class Predictor:
 
     def _column(self, inputs: Mapping[str, Any], name: str) -> torch.Tensor:
         if name in inputs:
-            return self._tensor(inputs[name])
+            return self._tensor(inputs[name], name)
         matrix, start, stop = self._about["parts"][name]
         column: torch.Tensor = inputs[matrix][:, start] if stop is None else inputs[matrix][:, start:stop]
         return column
 
-    def _tensor(self, values: Any) -> torch.Tensor:
+    def _tensor(self, values: Any, name: str) -> torch.Tensor:
+        dtype = self._about["dtypes"].get(name)
         tensor = torch.as_tensor(values)
-        return tensor.float() if tensor.dtype == torch.float64 else tensor
+        return tensor if dtype is None else tensor.to(getattr(torch, dtype))
 
     def _load_encoder(self) -> Any:
         """Load the encoder of the features from its file beside this one."""
@@ -88,11 +88,20 @@ class Predictor:
         return module.PortableEncoder.from_state(state)
 
 
+def _plain(output: Any) -> Any:
+    """Return an output as JSON has it."""
+    if isinstance(output, torch.Tensor):
+        return output.tolist()
+    if isinstance(output, dict):
+        return {name: _plain(value) for name, value in output.items()}
+    return [_plain(value) for value in output] if isinstance(output, list | tuple) else output
+
+
 def main() -> None:
     if len(sys.argv) != 2:
         raise SystemExit(f"usage: python {sys.argv[0]} rows.json")
     rows = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    json.dump(Predictor(Path(__file__).parent).predict(rows).tolist(), sys.stdout)
+    json.dump(_plain(Predictor(Path(__file__).parent).predict(rows)), sys.stdout)
     sys.stdout.write("\n")
 
 

@@ -6,6 +6,7 @@ calling process, with `check`, before workers are started.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from strata.trainer.optimizer import build as build_optimizer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from strata.data.order.steps import Steps
     from strata.identity import Identity
     from strata.trainer.callbacks import Callback
     from strata.trainer.config import FitConfig, Settings
@@ -72,7 +74,7 @@ class Parts:
         self._splitter = splitter
         self._world_size = ranks.world_size
         self._parameters = [each for each in self.module.parameters() if each.requires_grad]
-        self._scheduler = None if settings.scheduler is None else settings.scheduler(optimizer)
+        self._scheduler = make_scheduler(settings, optimizer)
         self._ema = None if settings.ema is None else Ema(settings.ema)
         if self._ema is not None:
             evaluator.averaged = self._ema
@@ -85,7 +87,7 @@ class Parts:
     def groups(self) -> Iterator[Iterator[tuple[Batch, float, bool]]]:
         """Yield the batches of each optimizer step, with their weights and whether they are the last of the step."""
         self.module.train()
-        clock = _RowClock(self.loader, self._world_size)
+        clock = _RowClock(self.loader)
         raw = iter(self.loader)
         for first in raw:
             yield self._group(first, raw, clock)
@@ -100,7 +102,6 @@ class Parts:
             yield self._weighted(current, group_rows, is_last=False)
             current = following
         yield self._weighted(current, group_rows, is_last=True)
-        clock.advance()
 
     def _weighted(self, raw: Any, group_rows: int | None, *, is_last: bool) -> tuple[Batch, float, bool]:
         """Return a batch and the weight of its mean loss, with which all ranks together average over all rows."""
@@ -182,7 +183,8 @@ def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.de
     monitor, better = monitored(trainer, metrics, config)
     valid = None
     if config.valid is not None:
-        valid = _open(config.valid, trainer, config, decide_binding(trainer, config), ranks, shuffle=False)
+        rated = of_validation(config)
+        valid = _open(config.valid, trainer, rated, decide_binding(trainer, rated), ranks, shuffle=False)
     return Parts(
         trainer=trainer,
         config=config,
@@ -224,6 +226,35 @@ def build_evaluator(
     return Evaluator(trainer, splitter, metrics, device), loader, splitter, metrics
 
 
+def make_scheduler(settings: Settings, optimizer: Any) -> Any:
+    """Return the learning rate scheduler, or None.
+
+    Raises:
+        InvalidArgument: The function does not return a scheduler, or it needs a value at every step.
+    """
+    if settings.scheduler is None:
+        return None
+    try:
+        scheduler = settings.scheduler(optimizer)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"scheduler= cannot be called with the optimizer alone: {error}; write scheduler=lambda optimizer: "
+            "StepLR(optimizer, step_size=10)",
+            field="scheduler",
+        ) from error
+    if not hasattr(scheduler, "step") or not hasattr(scheduler, "state_dict"):
+        raise InvalidArgument(
+            f"scheduler= returned a {type(scheduler).__name__}; it must return a scheduler such as StepLR",
+            field="scheduler",
+        )
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and settings.scheduler_every == "step":
+        raise InvalidArgument(
+            "ReduceLROnPlateau follows the monitored value, which each epoch computes; use scheduler_every='epoch'",
+            field="scheduler_every",
+        )
+    return scheduler
+
+
 def make_metrics(trainer: Trainer) -> MetricSet:
     return MetricSet(trainer.metrics, from_logits=trainer.objective.from_logits)
 
@@ -234,11 +265,25 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
     Raises:
         InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
     """
+    sources.check_options(config.train, config.data_options)
+    _require_rows(config.train)
     decide_binding(trainer, config)
+    if config.valid is not None:
+        _require_rows(config.valid)
+        decide_binding(trainer, of_validation(config))
     for each in trainer.callbacks:
         callback_registry.create(each)
-    build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
+    optimizer = build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
+    if not isinstance(trainer.optimizer, torch.optim.Optimizer):  # a scheduler changes the user's instance
+        make_scheduler(trainer.settings, optimizer)
     metrics = make_metrics(trainer)
+    unweighted = [name for name in metrics.names if not getattr(metrics[name], "takes_weights", True)]
+    if config.weight is not None and unweighted:
+        raise InvalidArgument(
+            f"metric {unweighted[0]!r} cannot take the weights of weight={config.weight!r}; use one of Strata's metrics "
+            "or a function with a parameter sample_weight, or leave weight= out",
+            field="metrics",
+        )
     if metrics and not takes_target(trainer, config):
         raise InvalidArgument(
             "metrics= compare predictions with a target, but there is neither loss= nor label=; name the target with "
@@ -246,6 +291,22 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
             field="metrics",
         )
     return monitored(trainer, metrics, config)
+
+
+def of_validation(config: FitConfig) -> FitConfig:
+    """Return how the validation data is read: like the training data, but every row."""
+    known = sources.known_options(config.valid)
+    options = {
+        name: value
+        for name, value in config.data_options.items()
+        if name in known and name not in ("tail", "drop_last")
+    }
+    return replace(config, train=config.valid, shuffle=False, data_options=options)
+
+
+def _require_rows(source: Any) -> None:
+    if sources.is_map_style(source) and not len(source):
+        raise InvalidArgument("the dataset has no rows; check what it was made from", field="data")
 
 
 def decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool = True) -> Binding | None:
@@ -345,31 +406,23 @@ def monitored(trainer: Trainer, metrics: MetricSet, config: FitConfig) -> tuple[
 
 
 class _RowClock:
-    """Counts the rows of all ranks in each step, from the position of the loader, without communication."""
+    """Counts the rows of all ranks in each step of a pass, without communication: the order is arithmetic."""
 
-    def __init__(self, loader: Any, world_size: int) -> None:
-        self._loader = loader
-        self._world_size = world_size
-        self._has_position = bool(getattr(loader, "has_global_state", False))
-        self._before = loader.position[1] if self._has_position else 0
+    def __init__(self, loader: Any) -> None:
+        self._steps: Steps | None = None
+        self._next_batch = 0
+        if getattr(loader, "has_global_state", False):
+            rows = getattr(loader, "map_rows", None)
+            self._steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
 
     def group_rows(self, accumulate: int) -> int | None:
-        """Return the rows of the step whose first batch was just delivered; None if the loader does not know."""
-        if not self._has_position:
+        """Return the rows of the next `accumulate` batches; None if the loader does not know. Counts repeated rows."""
+        if self._steps is None:
             return None
-        after = int(self._loader.position[1])
-        if accumulate == 1:
-            return max(after - self._before, self._world_size)  # with fewer rows than ranks, some are repeated
-        num_left = self._loader.num_batches_left
-        if num_left + 1 > accumulate:
-            return (after - self._before) * accumulate
-        rows = getattr(self._loader, "map_rows", None)
-        total = self._loader.dataset.plan.num_rows if rows is None else rows.num_rows
-        return int(total) - self._before
-
-    def advance(self) -> None:
-        if self._has_position:
-            self._before = int(self._loader.position[1])
+        first = self._next_batch
+        self._next_batch += accumulate
+        batches = range(first, min(first + accumulate, self._steps.num_batches))
+        return sum(map(self._steps.given_rows, batches))
 
 
 class _NoScaler:

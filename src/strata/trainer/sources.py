@@ -10,6 +10,8 @@ any loader with a state        as it is; only the same number of workers can res
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 MAX_LANES = 8
 """Lanes of a shuffled loader over files. A fixed number makes the order independent of the number of workers."""
 
+_OWN_OPTIONS = ("batch_size", "shuffle", "shuffle_seed")
+"""Options of loaders that the Trainer sets."""
+_WHICH_ROWS = ("filters", "tail", "drop_last")
+"""Options that leave rows out of the training, and not out of an evaluation."""
 _ADVICE = "a path or URL, a map-style Dataset, a loader with a state, a pandas or Arrow table, or tensors"
 
 
@@ -107,6 +113,43 @@ def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
     return None
 
 
+def check_options(source: Any, options: Mapping[str, Any]) -> None:
+    """Check that the loader of this data takes the options.
+
+    Raises:
+        InvalidArgument: It does not; the message lists what it takes.
+    """
+    known = known_options(source)
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            takes = f"It takes {', '.join(known)}" if known else "A loader has its own options: set them there"
+            raise InvalidArgument(
+                f"{name}= is neither an argument of the Trainer's method nor of the loader for this data{hint}. {takes}",
+                field=name,
+            )
+
+
+def known_options(source: Any) -> list[str]:
+    """Return the names of the options that the loader of this data takes from the user."""
+    if is_path(source):
+        from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
+
+        made = inspect.signature(StructuredDataset.create_dataloader).parameters
+        return [name for name in made if name not in ("path", "rank", "num_ranks", *_OWN_OPTIONS)]
+    if is_map_style(source):
+        made = inspect.signature(DataLoader.__init__).parameters
+        return ["tail", *(name for name in made if name not in ("self", "dataset", *_OWN_OPTIONS))]
+    return []
+
+
+def inherited_options(source: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a fit that also apply to other data, of which every row counts."""
+    known = known_options(source)
+    return {name: value for name, value in options.items() if name in known and name not in _WHICH_ROWS}
+
+
 def num_values(source: Any) -> int | None:
     """Return the number of elements of a row that is a tuple; None if rows have names or are unknown."""
     if isinstance(source, DataLoader):
@@ -157,7 +200,7 @@ def open_loader(
     if is_map_style(source):
         return _open_map(source, ranks=ranks, batch_size=batch_size, shuffle=shuffle, seed=seed, options=options)
     if isinstance(source, DataLoader) and not hasattr(source, "state_dict"):
-        return _reopen(source, ranks=ranks, seed=seed)
+        return _reopen(source, ranks=ranks, shuffle=shuffle, seed=seed)
     return source
 
 
@@ -182,7 +225,7 @@ def _open_map(
     )
 
 
-def _reopen(loader: DataLoader[Any], *, ranks: Identity, seed: int) -> Any:
+def _reopen(loader: DataLoader[Any], *, ranks: Identity, shuffle: bool, seed: int) -> Any:
     """Return an exact loader with the dataset and the options of a torch `DataLoader`.
 
     Raises:
@@ -207,7 +250,7 @@ def _reopen(loader: DataLoader[Any], *, ranks: Identity, seed: int) -> Any:
         loader.dataset,
         ranks=ranks,
         batch_size=loader.batch_size,
-        shuffle=is_random,
+        shuffle=is_random and shuffle,  # predictions come in the order of the rows
         seed=seed,
         options={**options, "drop_last": loader.drop_last},
     )

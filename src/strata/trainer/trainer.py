@@ -10,6 +10,7 @@ A Trainer holds arguments and the module, and no process: `fit` describes the wo
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 from strata.errors import InvalidArgument
+from strata.train.startup import check_options
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
 from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings
@@ -29,7 +31,6 @@ from strata.trainer.parts import check
 from strata.trainer.strategy import AllReduce
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.trainer.batches import Batch
@@ -59,7 +60,7 @@ class Trainer:
         engine: str = "local",
         features: Features | None = None,
         optimizer_args: Mapping[str, Any] | None = None,
-        callbacks: Sequence[str | Callback] = (),
+        callbacks: str | Sequence[str | Callback] = (),
         checkpoints: str | os.PathLike[str] | None = None,
         checkpoint_options: Mapping[str, Any] | None = None,
         name: str = "",
@@ -127,6 +128,15 @@ class Trainer:
             deterministic=deterministic,
             log_every=log_every,
         )
+        if features is not None and not hasattr(features, "fields"):
+            raise InvalidArgument(
+                f"features= is a {type(features).__name__}; pass Features.fit(data, [SparseFeat(…), DenseFeat(…)])",
+                field="features",
+            )
+        if strategy is not None and not hasattr(strategy, "bind"):
+            raise InvalidArgument(f"strategy={strategy!r} is no strategy; pass AllReduce(…)", field="strategy")
+        if checkpoints is not None and not isinstance(checkpoints, str | os.PathLike):
+            raise InvalidArgument(f"checkpoints={checkpoints!r} is no directory or URL", field="checkpoints")
         self.features = features
         self.module = _module(module, features)
         self.loss = loss
@@ -137,9 +147,10 @@ class Trainer:
         self.strategy: Strategy = AllReduce() if strategy is None else strategy
         self.workers = workers
         self.engine = engine
-        self.callbacks = list(callbacks)
+        self.callbacks = [callbacks] if isinstance(callbacks, str) else list(callbacks)
         self.checkpoints = checkpoints
         self.checkpoint_options = dict(checkpoint_options or {})
+        check_options(self.checkpoint_options)
         self.name = name
         self.max_restarts = max_restarts
         self.logs = logs
@@ -175,7 +186,7 @@ class Trainer:
         valid: Any = None,
         epochs: int = 1,
         batch_size: int = DEFAULT_BATCH_SIZE,
-        inputs: Sequence[str] | None = None,
+        inputs: str | Sequence[str] | None = None,
         weight: str | None = None,
         shuffle: bool = True,
         max_steps: int | None = None,
@@ -209,6 +220,12 @@ class Trainer:
             InvalidArgument, ConfigError: An argument does not fit; most are found before workers start.
             RunFailed: A worker failed too often; the message shows its traceback.
         """
+        if isinstance(early_stopping, bool) or not isinstance(early_stopping, int | EarlyStopping | None):
+            raise InvalidArgument(
+                f"early_stopping={early_stopping!r} is neither a number of epochs nor an EarlyStopping; write "
+                "early_stopping=3",
+                field="early_stopping",
+            )
         if isinstance(early_stopping, int):
             early_stopping = EarlyStopping(patience=early_stopping)
         with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch:
@@ -216,7 +233,7 @@ class Trainer:
                 train=self._resolve(data, scratch),
                 valid=None if valid is None else self._resolve(valid, scratch),
                 label=label,
-                inputs=None if inputs is None else tuple(inputs),
+                inputs=_names(inputs),
                 weight=weight,
                 epochs=epochs,
                 max_steps=max_steps,
@@ -245,21 +262,48 @@ class Trainer:
         work.load_weights(self, result, is_best=wants_best)
         return result
 
-    def evaluate(self, data: Any, *, label: Label = None, batch_size: int | None = None, **data_options: Any) -> Any:
-        """Return the loss and the metrics over all rows. `label` and `batch_size` default to those of the last fit."""
+    def evaluate(
+        self,
+        data: Any,
+        *,
+        label: Label = None,
+        inputs: str | Sequence[str] | None = None,
+        weight: str | None = None,
+        batch_size: int | None = None,
+        **data_options: Any,
+    ) -> dict[str, float]:
+        """Return the loss and the metrics over all rows.
+
+        The arguments are those of `fit`, and default to those of the last fit. Rows count equally if the data has no
+        column of weights.
+        """
         with tempfile.TemporaryDirectory(prefix="strata-evaluate-") as scratch:
-            config = self._config_for(self._resolve(data, scratch), label, batch_size, data_options)
+            source = self._resolve(data, scratch)
+            config = self._config_for(source, label, batch_size, data_options, inputs=inputs)
+            if weight is not None:
+                self.objective.prepare_weights("weight")
+                config = replace(config, weight=weight)
+            elif config.weight not in (sources.column_names(source, config.data_options) or (config.weight,)):
+                config = replace(config, weight=None)
             check(self, config)
             saving = engines.Saving(checkpoints=str(Path(scratch) / "checkpoints"))
-            return self._engine().run(work.evaluate, (self._described(), config), saving)
+            found: dict[str, float] = self._engine().run(work.evaluate, (self._described(), config), saving)
+            return found
 
-    def predict(self, data: Any, *, batch_size: int | None = None, **data_options: Any) -> Any:
+    def predict(
+        self,
+        data: Any,
+        *,
+        inputs: str | Sequence[str] | None = None,
+        batch_size: int | None = None,
+        **data_options: Any,
+    ) -> Any:
         """Return the module's predictions for all rows, in their order: a tensor, or the tuple or dict that it returns.
 
         Runs in this process.
         """
         with tempfile.TemporaryDirectory(prefix="strata-predict-") as scratch:
-            config = self._config_for(self._resolve(data, scratch), None, batch_size, data_options)
+            config = self._config_for(self._resolve(data, scratch), None, batch_size, data_options, inputs=inputs)
             return work.predict(self, config)
 
     def export(self, path: str | os.PathLike[str], *, sample: Any = None, onnx: bool = False) -> Path:
@@ -284,19 +328,35 @@ class Trainer:
         export(directory, self.module, features=self.features, example=batch, binding=binding, onnx=onnx)
         return directory
 
-    def _config_for(self, data: Any, label: Label, batch_size: int | None, options: Mapping[str, Any]) -> FitConfig:
+    def _config_for(
+        self,
+        data: Any,
+        label: Label,
+        batch_size: int | None,
+        options: Mapping[str, Any],
+        *,
+        inputs: str | Sequence[str] | None = None,
+    ) -> FitConfig:
         last = self._last_fit
         if last is None:
             return FitConfig(
-                train=data, label=label, batch_size=batch_size or 1024, shuffle=False, data_options=options
+                train=data,
+                label=label,
+                inputs=_names(inputs),
+                batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+                shuffle=False,
+                data_options=options,
             )
         return replace(
             last,
             train=data,
             label=last.label if label is None else label,
-            batch_size=batch_size or last.batch_size,
+            inputs=last.inputs if inputs is None else _names(inputs),
+            batch_size=last.batch_size if batch_size is None else batch_size,
             shuffle=False,
-            data_options={**last.data_options, **options},
+            early_stopping=None,
+            monitor="",
+            data_options={**sources.inherited_options(data, last.data_options), **options},
         )
 
     def _num_inputs(self, config: FitConfig) -> int | None:
@@ -317,6 +377,12 @@ class Trainer:
         described = copy.copy(self)
         described.result = described._last_fit = described._last_data = None
         return described
+
+
+def _names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(columns, str):
+        return (columns,)
+    return None if columns is None else tuple(columns)
 
 
 def _module(module: Any, features: Features | None) -> nn.Module:

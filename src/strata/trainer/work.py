@@ -13,6 +13,7 @@ import torch
 from strata.checkpoint import CheckpointManager
 from strata.errors import InvalidArgument
 from strata.identity import Identity
+from strata.trainer import sources
 from strata.trainer.callbacks import RunInfo
 from strata.trainer.history import Result
 from strata.trainer.loop import Loop
@@ -78,6 +79,7 @@ def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str,
 
 def predict(trainer: Trainer, config: FitConfig) -> Any:
     """Return the predictions for `config.train`, in this process."""
+    sources.check_options(config.train, config.data_options)
     device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     evaluator, loader, _, _ = build_evaluator(trainer, config, Identity(), device, needs_target=False)
     return evaluator.predict(loader)
@@ -122,7 +124,7 @@ class _Averaged:
 def _best(ctx: Context, parts: Parts) -> CheckpointMetadata | None:
     """Return the checkpoint of the best epoch, or the last one if epochs are not compared."""
     found = ctx.checkpoints.list()
-    rated = [each for each in found if parts.history.monitor in each.metadata]
+    rated = [each for each in found if each.metadata.get(parts.history.monitor) is not None]  # NaN is saved as null
     if not rated:
         return found[-1] if found else None
     pick = min if parts.history.better == "lower" else max
@@ -131,7 +133,9 @@ def _best(ctx: Context, parts: Parts) -> CheckpointMetadata | None:
 
 def _start_callbacks(parts: Parts, ctx: Context) -> None:
     loader = parts.loader
-    num_batches = len(loader) if hasattr(loader, "__len__") else None
+    num_batches = None
+    with contextlib.suppress(TypeError):  # a loader over an IterableDataset has __len__, which raises
+        num_batches = len(loader)
     run = RunInfo(
         epochs=parts.config.epochs,
         steps_per_epoch=None if num_batches is None else -(-num_batches // parts.settings.accumulate),

@@ -50,7 +50,7 @@ class FunctionMetric:
         self.max_elements = require_positive("max_elements", max_elements)
         parameters = _parameters(function)
         self._targets_first = bool(parameters) and parameters[0] in TARGETS_FIRST
-        self._takes_weights = "sample_weight" in parameters
+        self.takes_weights = "sample_weight" in parameters
         self.reset()
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class FunctionMetric:
         self._weights: list[torch.Tensor] = []
 
     def update(self, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> None:
-        if weights is not None and not self._takes_weights:
+        if weights is not None and not self.takes_weights:
             raise InvalidArgument(
                 f"metric {self.name!r} got weights, but the function has no parameter sample_weight; add it, or update "
                 "this metric without weights",
@@ -165,6 +165,7 @@ class TorchMetric:
         self.name = name or type(metric).__name__
         self.better: Better = "lower" if metric.higher_is_better is False else "higher"
         self.from_logits = from_logits
+        self.takes_weights = False
         self._converts = type(metric).__module__.startswith("torchmetrics.classification")
         self.reset()
 
