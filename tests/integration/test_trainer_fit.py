@@ -481,7 +481,7 @@ def test_a_loss_that_is_not_finite_is_raised_skipped_or_stops_the_training() -> 
     [
         ({"metrics": ["acu"]}, "acu"),
         ({"engine": "spark"}, "engine='spark' is unknown; use 'local' or 'ray'"),
-        ({"accumulate": 0}, "accumulate=0 must be at least 1"),
+        ({"accumulate": 0}, "accumulate=0 must be a whole number, at least 1"),
         ({"precision": "fp8"}, "precision='fp8' is unknown"),
         ({"loss": nn.MSELoss}, "loss=MSELoss is a class; pass an instance: MSELoss()"),
         ({"loss": nn.MSELoss(reduction="none")}, "use reduction='mean'"),
