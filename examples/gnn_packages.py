@@ -81,6 +81,7 @@ def main() -> None:
     graph, features, labels, splits = package_graph(packages) if len(packages) >= MIN_PACKAGES else made_up_graph()
     num_classes, width = int(labels.max()) + 1, features.shape[1]
     train, test = np.flatnonzero(splits > 1), np.flatnonzero(splits <= 1)
+    epochs = 5 if is_full else max(1, 10_000 // len(train))
     print(f"{graph}, {num_classes} classes, {len(train)} nodes to train on, {len(test)} to test")
 
     def accuracy(module: nn.Module, train_data: object, test_data: object) -> float:
@@ -93,11 +94,11 @@ def main() -> None:
                 metrics=["accuracy"],
                 checkpoints=directory,
             )
-            trainer.fit(train_data, label="y", epochs=5 if is_full else 2, batch_size=512)
+            trainer.fit(train_data, label="y", epochs=epochs, batch_size=256)
             return float(trainer.evaluate(test_data)["accuracy"])
 
     def neighborhoods(seeds: np.ndarray) -> NeighborDataset:
-        return NeighborDataset(graph, seeds, labels=labels, features=features, fanouts=(15, 10) if is_full else (8, 4))
+        return NeighborDataset(graph, seeds, labels=labels, features=features, fanouts=(15, 10) if is_full else (5, 3))
 
     def rows(nodes: np.ndarray) -> dict[str, np.ndarray]:
         return {"input": features[nodes], "y": labels[nodes]}

@@ -43,7 +43,7 @@ BENCHMARK = Benchmark(
     name="models",
     title="Reference models",
     contenders=tuple(
-        Contender(name=name, module=f"strata.bench.contenders.models_{name}", usual_s=110.0, timeout_s=900.0)
+        Contender(name=name, module=f"strata.bench.contenders.models_{name}", usual_s=70.0, timeout_s=900.0)
         for name in DATA_SETS
     ),
     figures=(
