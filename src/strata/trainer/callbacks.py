@@ -114,12 +114,13 @@ def _summary_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional
     except ImportError:
         try:
-            from tensorboardX import SummaryWriter  # noqa: PLC0415
+            from tensorboardX import SummaryWriter as _Writer  # noqa: PLC0415
         except ImportError:
             raise ConfigError(
                 "the TensorBoard callback needs a package that is not installed; pip install tensorboard",
                 field="callbacks",
             ) from None
+        return _Writer
     return SummaryWriter
 
 
@@ -163,7 +164,12 @@ class ProgressBar(Callback):
             self._bar = None
 
 
-_BY_NAME = {"json": JsonLogger, "tensorboard": TensorBoard, "tbx": TensorBoard, "progress": ProgressBar}
+_BY_NAME: dict[str, type[Callback]] = {
+    "json": JsonLogger,
+    "tensorboard": TensorBoard,
+    "tbx": TensorBoard,
+    "progress": ProgressBar,
+}
 
 
 def create(spec: str | Callback) -> Callback:

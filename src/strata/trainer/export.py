@@ -98,7 +98,9 @@ def _dtypes(example: Batch, binding: Binding) -> dict[str, str]:
     else:
         named = {}
     return {
-        name: str(value.dtype).removeprefix("torch.") for name, value in named.items() if isinstance(value, torch.Tensor)
+        name: str(value.dtype).removeprefix("torch.")
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor)
     }
 
 

@@ -280,8 +280,8 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
     unweighted = [name for name in metrics.names if not getattr(metrics[name], "takes_weights", True)]
     if config.weight is not None and unweighted:
         raise InvalidArgument(
-            f"metric {unweighted[0]!r} cannot take the weights of weight={config.weight!r}; use one of Strata's metrics "
-            "or a function with a parameter sample_weight, or leave weight= out",
+            f"metric {unweighted[0]!r} cannot take the weights of weight={config.weight!r}; use one of our metrics or "
+            "a function with a parameter sample_weight, or leave weight= out",
             field="metrics",
         )
     if metrics and not takes_target(trainer, config):

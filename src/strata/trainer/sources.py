@@ -126,7 +126,7 @@ def check_options(source: Any, options: Mapping[str, Any]) -> None:
             hint = f"; did you mean {close[0]!r}?" if close else ""
             takes = f"It takes {', '.join(known)}" if known else "A loader has its own options: set them there"
             raise InvalidArgument(
-                f"{name}= is neither an argument of the Trainer's method nor of the loader for this data{hint}. {takes}",
+                f"{name}= is neither an argument of this method nor of the loader for this data{hint}. {takes}",
                 field=name,
             )
 
