@@ -88,7 +88,7 @@ def rank_main(
     ranks = Identity(rank=rank, world_size=num_ranks, local_rank=rank, local_world_size=num_ranks)
     found = globals()[case](pickle.loads(bytes.fromhex(strategy)), ranks)
     dist.destroy_process_group()
-    lifeline.say(said={**found, "bound": bound})
+    lifeline.send(said={**found, "bound": bound})
 
 
 def make_module(seed: int = 0) -> nn.Module:

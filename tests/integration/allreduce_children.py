@@ -68,7 +68,7 @@ def rank_main(
     found = globals()[case](ranks, **arguments)
     dist.barrier()
     dist.destroy_process_group()
-    lifeline.say(said=found)
+    lifeline.send(said=found)
 
 
 # -- training ------------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def run_on_nodes(ranks_nursery: Nursery, tmp_path: Path, requires_service: Calla
                 )
                 for rank in range(num_nodes * on_node)
             ]
-            return [child.hear(DEADLINE_S)["said"] for child in children]
+            return [child.receive(DEADLINE_S)["said"] for child in children]
         finally:
             ranks_nursery.bury()
 

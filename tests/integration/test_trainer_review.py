@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from strata import Trainer
 from strata.errors import InvalidArgument, StrataError
 from strata.train import Batch, DenseFeat, EarlyStopping, Features, SparseFeat
+from strata.trainer import engine
+from strata.trainer.engine import Saving
 from tests.integration.trainer_models import Regression, arrays, network, weights
 
 LOSS = nn.BCEWithLogitsLoss()
@@ -475,3 +478,42 @@ def test_an_export_leaves_the_target_out_and_keeps_the_form_of_the_outputs(tmp_p
 
     assert found["loss"] is None
     assert found["score"] == pytest.approx(model.predict(x)["score"].tolist(), abs=1e-6)
+
+
+# -- interrupts and launchers ------------------------------------------------------------------------------------------
+
+
+class Interrupting(Trainer):
+    """Receives Ctrl-C in the validation after the last epoch."""
+
+    def prediction_step(self, module: nn.Module, batch: Batch) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return super().prediction_step(module, batch)
+
+
+def test_an_interrupt_in_the_last_validation_is_raised_after_a_save() -> None:
+    data = arrays(20)
+
+    with pytest.raises(KeyboardInterrupt, match="saved step 3"):
+        Interrupting(network(), LOSS, "sgd").fit(data, valid=arrays(8), batch_size=8)
+
+    result = Trainer(network(), LOSS, "sgd").fit(data, valid=arrays(8), batch_size=8, resume=True)
+    assert (result.steps, len(result.history)) == (3, 1)
+
+
+def test_an_evaluation_before_a_fit_does_not_move_the_checkpoints_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of a run opens its checkpoints once, for all that its script calls."""
+    opened: list[str] = []
+
+    class Recorder:
+        def run(self, _: Any, __: Any, saving: Saving) -> dict[str, float]:
+            opened.append(saving.checkpoints)
+            return {}
+
+    model = trainer(checkpoints="saved")
+    monkeypatch.setattr(model, "_engine", Recorder)
+    monkeypatch.setattr(engine, "is_worker", lambda: True)
+
+    model.evaluate(arrays(20))
+
+    assert opened == ["saved"]

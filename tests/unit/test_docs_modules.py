@@ -15,7 +15,7 @@ MODULES = [
     for folder in ("src", "tests", "scripts", "examples")
     for path in (ROOT / folder).rglob("*.py")
 ]
-USER_SCRIPTS = {"train.py", "before.py"}  # scripts of the reader
+USER_SCRIPTS = {"train.py", "before.py", "predict.py"}  # scripts of the reader
 
 
 def unknown_modules(text: str) -> list[str]:

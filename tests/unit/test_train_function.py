@@ -110,11 +110,9 @@ def test_what_cannot_be_pickled_is_named_and_leaves_no_file(call_path: Path) -> 
     assert list(call_path.parent.iterdir()) == []
 
 
-def test_a_call_that_is_too_large_is_refused_with_the_cure(call_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calling, "MAX_CALL_BYTES", 1 << 20)
-
+def test_a_call_that_is_too_large_is_refused_with_the_cure(call_path: Path) -> None:
     with pytest.raises(LimitExceeded, match="exceed 1 MiB; write large objects to a file"):
-        write_call(call_path, Call(len, (bytes(1 << 20),), {}))
+        write_call(call_path, Call(len, (bytes(1 << 20),), {}, max_bytes=1 << 20))
     assert list(call_path.parent.iterdir()) == []
 
 

@@ -26,6 +26,7 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "ray": (("ray", "ray"),),
     "functions": (("cloudpickle", "cloudpickle"),),
+    "trainer": (("torch", "torch"), ("pyarrow", "pyarrow"), ("cloudpickle", "cloudpickle")),
     "tune": (("optuna", "optuna"),),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),

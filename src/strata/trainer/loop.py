@@ -59,6 +59,7 @@ class Loop:
                 if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
                     self._save_last()
                 self.end_epoch(epoch, time.perf_counter() - began_s)
+                self._end_if_interrupted()
             if self.is_cut or history.stop_reason:
                 break
         if not self.is_cut:
@@ -94,9 +95,12 @@ class Loop:
         else:
             ctx.report(step=step)
         ctx.maybe_checkpoint(self.state, is_passing=True, **self._save_options())
+        self._end_if_interrupted()
+
+    def _end_if_interrupted(self) -> None:
         if self.is_interrupted:
-            ctx.checkpoint(self.state, **self._save_options()).wait()
-            raise KeyboardInterrupt(f"saved step {step}; continue with fit(…, resume=True)")
+            self.ctx.checkpoint(self.state, **self._save_options()).wait()
+            raise KeyboardInterrupt(f"saved step {self.ctx.step}; continue with fit(…, resume=True)")
 
     @property
     def is_cut(self) -> bool:

@@ -286,7 +286,9 @@ class Trainer:
             elif config.weight not in (sources.column_names(source, config.data_options) or (config.weight,)):
                 config = replace(config, weight=None)
             check(self, config)
-            saving = engines.Saving(checkpoints=str(Path(scratch) / "checkpoints"))
+            # A rank of a run keeps its context, and with it the place of checkpoints, for later fits.
+            place = places.choose(self.checkpoints, resume=True, is_worker=True) if engines.is_worker() else scratch
+            saving = engines.Saving(checkpoints=place, options=self.checkpoint_options)
             found: dict[str, float] = self._engine().run(work.evaluate, (self._described(), config), saving)
             return found
 
