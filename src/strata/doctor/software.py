@@ -26,7 +26,12 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "ray": (("ray", "ray"),),
     "functions": (("cloudpickle", "cloudpickle"),),
-    "trainer": (("torch", "torch"), ("pyarrow", "pyarrow"), ("cloudpickle", "cloudpickle")),
+    "trainer": (
+        ("cloudpickle", "cloudpickle"),
+        ("fsspec", "fsspec"),
+        ("pyarrow", "pyarrow"),
+        ("torch", "torch"),
+    ),
     "tune": (("optuna", "optuna"),),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),
