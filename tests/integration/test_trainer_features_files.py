@@ -108,6 +108,16 @@ def test_a_loader_delivers_encoded_batches_as_matrices(rows: pa.Table, fitted: F
     assert float(dense[:, 0].std(unbiased=False)) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("num_rows", [1, 999, 4096, 4097])
+def test_batches_of_any_size_are_encoded_alike(rows: pa.Table, fitted: Features, num_rows: int) -> None:
+    whole = fitted.encode(rows.combine_chunks().to_batches()[0])
+    starts = [0] if num_rows == 1 else range(0, NUM_ROWS, num_rows)
+
+    for first in starts:
+        part = fitted.encode(rows.slice(first, num_rows).combine_chunks().to_batches()[0])
+        assert part.equals(whole.slice(first, num_rows))
+
+
 def test_features_travel_to_decode_processes(rows: pa.Table, fitted: Features, tmp_path: Path) -> None:
     path = write(rows.slice(0, 2000), tmp_path / "data")
 

@@ -184,6 +184,7 @@ def test_a_declaration_takes_numpy_values_as_plain_ones() -> None:
         ([SparseFeat("carrier"), DenseFeat("carrier")], {}, "declares 'carrier' twice"),
         ([SparseFeat("late")], {"label": "late"}, "must not see its label"),
         ([SparseFeat("carrier")], {"passthrough": ["dense"]}, "is called 'dense'"),
+        ([SparseFeat("carrier")], {"loader_options": {"shuffle": True}}, "has 'shuffle', which does not apply"),
     ],
 )
 def test_declarations_that_conflict_are_refused(declared: Any, options: dict[str, Any], problem: str) -> None:
@@ -201,6 +202,7 @@ def test_declarations_that_conflict_are_refused(declared: Any, options: dict[str
         (SparseFeat("x"), [{"a": 1}], "has no categories"),
         (SparseFeat("x"), pa.array([1, 2]).cast(pa.decimal128(22, 2)), "declare it as DenseFeat, or cast"),
         (SparseFeat("x"), [1.0, 2.5], r"has the value 2.5, which is no category; declare it as DenseFeat"),
+        (SparseFeat("x", hash_buckets=9), [1.0, 2.5], "has the value 2.5, which is no category"),
         (SparseFeat("x"), pa.array([2.5]).dictionary_encode(), "has the value 2.5, which is no category"),
         (SparseFeat("x"), [None, None], "has no value in any row"),
         (SparseFeat("x"), pa.array([None, None], pa.string()), "has no value in any row"),

@@ -220,6 +220,14 @@ def test_null_values_inside_a_dictionary_are_missing() -> None:
     assert encode_ids(Buckets(ValueType("text"), 1), array, "x").tolist() == [2, 0, 0, 2]
 
 
+def test_a_dictionary_larger_than_its_batch_gives_the_same_ids() -> None:
+    array = pa.DictionaryArray.from_arrays(pa.array([3, None], pa.int32()), pa.array([b"a", b"b", b"c", b"d"]))
+    words = StringVocabulary(ValueType("bytes"), pa.array([b"d"], pa.large_binary()))
+
+    assert encode_ids(words, array, "x").tolist() == [2, 0]
+    assert encode_ids(words, array.cast(pa.dictionary(pa.int8(), pa.binary(1))), "x").tolist() == [2, 0]
+
+
 def test_run_ends_are_decoded() -> None:
     array = pa.RunEndEncodedArray.from_arrays([2, 3], pa.array([7, None]))
 

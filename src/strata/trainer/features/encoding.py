@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strata.trainer.features.vocabulary import IdMap
 
 _BLOCK_ROWS: Final = 1 << 12
-"""Rows whose columns are interleaved at a time, so that the block of the matrix stays in the cache."""
+"""Rows of a matrix that are filled at a time, so that they stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,11 +116,13 @@ class VarLenColumn:
         is_present = ids != MISSING
         if not is_present.all():
             ids, lengths = ids[is_present], lengths_of(lengths, is_present)
-        offsets = np.append(0, np.cumsum(lengths))
+        starts = np.cumsum(lengths) - lengths
         places = np.arange(self.max_length)
-        is_filled = places < lengths[:, None]
         matrix = np.zeros((len(array), self.max_length), np.int64)
-        matrix[is_filled] = ids[(offsets[:-1, None] + places)[is_filled]]
+        for first in range(0, len(array), _BLOCK_ROWS):  # bounds the memory of the indices
+            block = slice(first, first + _BLOCK_ROWS)
+            is_filled = places < lengths[block, None]
+            matrix[block][is_filled] = ids[(starts[block, None] + places)[is_filled]]
         return matrix
 
     def state(self) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def signed_log(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.copysign(logs, values, out=logs)
 
 
-def matrix_array(columns: Sequence[npt.NDArray[Any]], widths: Sequence[int], kind: pa.DataType) -> pa.Array:
+def side_by_side(columns: Sequence[npt.NDArray[Any]], widths: Sequence[int], kind: pa.DataType) -> pa.Array:
     """Return columns side by side, as fixed-size lists of int64 or float32.
 
     `widths`: how many numbers of each column form a row.
@@ -210,4 +212,9 @@ def matrix_array(columns: Sequence[npt.NDArray[Any]], widths: Sequence[int], kin
         for column, own in zip(columns, widths, strict=True):
             matrix[first:last, place : place + own] = column[first * own : last * own].reshape(-1, own)
             place += own
-    return pa.FixedSizeListArray.from_arrays(of_numbers(matrix.reshape(-1), kind), width)
+    return rows_array(matrix, kind)
+
+
+def rows_array(matrix: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """Return the rows of a matrix of this Arrow type as fixed-size lists, without a copy."""
+    return pa.FixedSizeListArray.from_arrays(of_numbers(matrix.reshape(-1), kind), matrix.shape[1])

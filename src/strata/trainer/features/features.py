@@ -21,7 +21,8 @@ from strata.trainer.features.encoding import (
     SparseColumn,
     VarLenColumn,
     column_from_state,
-    matrix_array,
+    rows_array,
+    side_by_side,
 )
 from strata.trainer.features.fitting import Fitter, make_fitter
 from strata.trainer.features.reading import Reading
@@ -163,14 +164,13 @@ class Features:
         dense = [column for column in self.columns if isinstance(column, DenseColumn)]
         if sparse:
             ids = [column.encode(raw[column.name]) for column in sparse]
-            made["sparse"] = matrix_array(ids, [1] * len(ids), pa.int64())
+            made["sparse"] = side_by_side(ids, [1] * len(ids), pa.int64())
         if dense:
             numbers = [column.encode(raw[column.name]) for column in dense]
-            made["dense"] = matrix_array(numbers, [column.width for column in dense], pa.float32())
+            made["dense"] = side_by_side(numbers, [column.width for column in dense], pa.float32())
         for column in self.columns:
             if isinstance(column, VarLenColumn):
-                matrix = column.encode(raw[column.name])
-                made[column.name] = matrix_array([matrix.reshape(-1)], [column.max_length], pa.int64())
+                made[column.name] = rows_array(column.encode(raw[column.name]), pa.int64())
         made |= {name: raw[name] for name in self.passthrough if name in raw}
         return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
 

@@ -109,6 +109,8 @@ class SparseFitter:
         array = bare(array)
         num_unknown = 0
         if isinstance(self._id_map, Buckets):
+            if pat.is_floating(array.type):
+                self._integers(array)
             num_missing = _num_missing(array)
         elif self._id_map is not None:
             ids = encode_ids(self._id_map, array, self._name)
@@ -163,9 +165,10 @@ class SparseFitter:
         return len(array) - int(counts.sum())
 
     def _integers(self, array: pa.Array) -> Integers:
+        """Return the values of an array, none of which may be a fraction."""
         found = integers(array, self._type, self._name)
-        if found.strange is not None:
-            row = int(np.argmax(found.strange))
+        if found.not_whole is not None:
+            row = int(np.argmax(found.not_whole))
             raise SchemaMismatch(
                 f"column {self._name!r} ({array.type}) has the value {array[row].as_py()!r}, which is no category; "
                 "declare it as DenseFeat, or round the column to integers"
@@ -304,6 +307,7 @@ class DenseFitter:
     def observe(self, array: pa.Array) -> None:
         declared, num_missing = self._declared, 0
         if declared.width == 1:
+            array = bare(array)
             if array.null_count:  # cheaper to drop here than as NaN below
                 num_missing = array.null_count
                 array = array.drop_null()

@@ -32,6 +32,11 @@ Bind: TypeAlias = Callable[[pa.Schema], Observer]
 
 _BATCH_ROWS: Final = 1 << 20
 _SLICE_ROWS: Final = 1 << 18
+_LOADER_OPTIONS: Final = (
+    *("cache", "filesystem", "format_options", "name", "on_error", "partitioning", "prefetch_bytes"),
+    *("schema", "schema_mode", "split_bytes", "split_rows"),
+)
+"""What decides which rows there are and how they are read, but not how they are delivered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,15 @@ class Reading:
     show_progress: bool = False
     loader_options: Mapping[str, Any] = field(default_factory=dict)
     """More arguments of `StructuredDataset.create_dataloader`."""
+
+    def __post_init__(self) -> None:
+        ours = [name for name in self.loader_options if name not in _LOADER_OPTIONS]
+        if ours:
+            raise InvalidArgument(
+                f"loader_options has {ours[0]!r}, which does not apply to fitting features; it may have: "
+                f"{', '.join(_LOADER_OPTIONS)}",
+                field="loader_options",
+            )
 
     def observe_all(self, data: Any, bind: Bind) -> int:
         """Observe each row once, from several threads; return the number of rows.
@@ -65,10 +79,10 @@ class Reading:
             observers[0](batch)
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], ["observed"])
 
-        options = {**self.loader_options, "batch_size": _BATCH_ROWS, "shuffle": False, "worker_type": "thread"}
         _, dataset = StructuredDataset.create_dataloader(
             path,
             self.format,
+            batch_size=_BATCH_ROWS,
             columns=list(self.columns),
             filters=self.filters,
             storage_options=self.storage_options,
@@ -78,7 +92,7 @@ class Reading:
             rank=0,
             num_ranks=1,
             show_progress=self.show_progress,
-            **options,
+            **self.loader_options,
         )
         try:
             observers.append(bind(dataset.plan.schema))

@@ -56,7 +56,7 @@ class Integers:
     """One per row, uint64 as the int64 of the same bits; arbitrary where there is none."""
     missing: Mask | None = None
     """Rows that are null or NaN; None if there are none."""
-    strange: Mask | None = None
+    not_whole: Mask | None = None
     """Rows of floats that are not an integer of 64 bits; None if there are none."""
     is_unsigned: bool = False
 
@@ -168,8 +168,8 @@ def _whole_floats(values: npt.NDArray[np.float64], missing: Mask | None) -> Inte
         is_nan |= missing
     is_whole = (np.floor(values) == values) & (values >= -_INT64_END) & (values < _INT64_END)
     whole = np.where(is_whole, values, 0.0).astype(np.int64)
-    strange = ~is_whole & ~is_nan
-    return Integers(whole, is_nan if is_nan.any() else None, strange if strange.any() else None)
+    not_whole = ~is_whole & ~is_nan
+    return Integers(whole, is_nan if is_nan.any() else None, not_whole if not_whole.any() else None)
 
 
 def _in_unit(

@@ -38,6 +38,8 @@ _CHUNK_ROWS: Final = 1 << 14
 def encode_ids(id_map: IdMap, array: pa.Array, name: str) -> Ids:
     """Return an id for each row of a column, whose values are looked up once if they are in a dictionary."""
     array = bare(array)
+    if pat.is_dictionary(array.type) and len(array.dictionary) > len(array):  # shared with other batches
+        array = bare(array.dictionary_decode())
     if not pat.is_dictionary(array.type):
         return id_map.ids(array, name)
     known = np.append(encode_ids(id_map, array.dictionary, name), MISSING)
@@ -159,8 +161,8 @@ def _by_distinct(array: pa.Array, ids_of: Callable[[pa.Array], Ids]) -> Ids:
 
 
 def _marked(ids: Ids, found: Integers) -> Ids:
-    if found.strange is not None:
-        ids[found.strange] = UNKNOWN
+    if found.not_whole is not None:
+        ids[found.not_whole] = UNKNOWN
     if found.missing is not None:
         ids[found.missing] = MISSING
     return ids
