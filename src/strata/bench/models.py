@@ -8,7 +8,7 @@ EMBEDDING_DIM = 16
 HIDDEN = (64, 64)
 LEARNING_RATE = 0.003
 WEIGHT_DECAY = 0.01
-"""Chosen on the validation rows, for all models together."""
+"""The best of four settings on the validation rows of MovieLens with one seed; flights uses the same."""
 MAX_EPOCHS = 15
 QUICK_ROWS = 20_000
 DATA_SETS = {"flights": "flights", "movielens": "MovieLens"}
