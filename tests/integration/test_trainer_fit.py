@@ -472,6 +472,7 @@ def test_a_loss_that_is_not_finite_is_raised_skipped_or_stops_the_training() -> 
     assert "the loss is nan at step 2 on rank 0" in message
     assert skipped.steps == 4
     assert all(map(math.isfinite, weights(kept)))
+    assert math.isfinite(skipped.history[0]["loss"])
     assert stopped.steps == 2
     assert "a gradient is not finite" in stopped.stop_reason
 

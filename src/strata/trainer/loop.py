@@ -140,7 +140,9 @@ class Loop:
 
     def _note(self, loss: torch.Tensor, batch: Batch) -> None:
         value = self._last_loss = loss.item()
-        if self.parts.settings.on_nan == "raise" and not math.isfinite(value):
+        if not math.isfinite(value):
+            if self.parts.settings.on_nan != "raise":
+                return  # the step is left out, also of the reported loss
             raise NotFinite(
                 f"the loss is {value} at step {self.ctx.step + 1} on rank {self.ctx.rank}; lower the learning rate, "
                 "clip gradients with clip_norm=1.0, check the inputs for NaN, or leave out such steps with "
