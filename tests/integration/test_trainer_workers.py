@@ -139,6 +139,17 @@ def test_a_script_with_a_trainer_runs_under_a_launcher(tmp_path: Path, launcher:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_a_second_fit_under_a_launcher_is_refused_with_the_cure() -> None:
+    Path("train.py").write_text(SCRIPT + "trainer.fit(arrays(8))\n")
+    command = [sys.executable, "-m", "strata.cli", "run", "--workers", "1", "--logs", "rank0", "train.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ended.returncode != 0
+    assert "can call fit once; give each fit a script of its own" in ended.stdout + ended.stderr
+
+
+@pytest.mark.timeout(120)
 def test_an_error_of_the_module_in_a_worker_is_not_retried_and_is_shown() -> None:
     with pytest.raises(RunFailed) as caught:
         Trainer(network(inputs=5), LOSS, workers=2, logs="none").fit(arrays(32), batch_size=8)

@@ -11,11 +11,15 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from strata.checkpoint import CheckpointManager
 from strata.clock import SystemClock
 from strata.errors import InvalidArgument
 from strata.launch.record.directory import new_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +28,13 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 63
 
 
-def choose(named: str | os.PathLike[str] | None, *, resume: bool, is_worker: bool) -> str:
+def choose(
+    named: str | os.PathLike[str] | None,
+    *,
+    resume: bool,
+    is_worker: bool,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
     """Return the directory or URL for a fit.
 
     Args:
@@ -37,7 +47,7 @@ def choose(named: str | os.PathLike[str] | None, *, resume: bool, is_worker: boo
         return "" if named is None else os.fspath(named)
     if named is not None:
         place = os.fspath(named)
-        step = _last_step(place)
+        step = _last_step(place, storage_options)
         if step is not None and not resume:
             raise InvalidArgument(
                 f"checkpoints={place!r} has a checkpoint of step {step}; pass resume=True to continue from it, or name "
@@ -61,9 +71,9 @@ def _script() -> str:
     return name or "session"
 
 
-def _last_step(place: str) -> int | None:
+def _last_step(place: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
     if "://" not in place and not Path(place).is_dir():
         return None
-    with CheckpointManager(place) as manager:
+    with CheckpointManager(place, storage_options=storage_options) as manager:
         latest = manager.latest()
     return None if latest is None else latest.step

@@ -251,7 +251,12 @@ class Trainer:
             watched, better = check(self, config)
             best_options = {"keep_best": (watched, "max" if better == "higher" else "min")} if valid is not None else {}
             engine = self._engine()
-            place = places.choose(self.checkpoints, resume=resume, is_worker=engines.is_worker())
+            place = places.choose(
+                self.checkpoints,
+                resume=resume,
+                is_worker=engines.is_worker(),
+                storage_options=self.checkpoint_options.get("storage_options"),
+            )
             saving = engines.Saving(checkpoints=place, every=every, options={**best_options, **self.checkpoint_options})
             result = engine.run(work.fit, (self._described(), config), saving)
         wants_best = early_stopping is not None if restore_best is None else restore_best

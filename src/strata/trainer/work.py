@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from strata.checkpoint import CheckpointManager
-from strata.errors import InvalidArgument
+from strata.errors import ConfigError, InvalidArgument
 from strata.identity import Identity
 from strata.trainer import sources
 from strata.trainer.callbacks import RunInfo
@@ -40,7 +40,7 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
     _seed(trainer.settings.seed, ctx.rank)
     with _deterministic(is_on=trainer.settings.deterministic):
         parts = build(trainer, config, ctx.identity, ctx.device)
-        ctx.attach(parts.loader, name="train")
+        _attach(ctx, parts.loader)
         loop = Loop(parts, ctx)
         ctx.restore(loop.state)
         if config.is_resumed and ctx.attempt == 0:
@@ -129,6 +129,22 @@ def _best(ctx: Context, parts: Parts) -> CheckpointMetadata | None:
         return found[-1] if found else None
     pick = min if parts.history.better == "lower" else max
     return pick(rated, key=lambda each: float(each.metadata[parts.history.monitor]))
+
+
+def _attach(ctx: Context, loader: Any) -> None:
+    """
+    Raises:
+        ConfigError: This process is a launcher's worker and has called `fit` before.
+    """
+    try:
+        ctx.attach(loader, name="train")
+    except InvalidArgument as error:
+        if error.field != "name":
+            raise
+        raise ConfigError(
+            "a worker that strata run or torchrun started can call fit once; give each fit a script of its own, or run "
+            "this one with plain python and Trainer(workers=…)"
+        ) from error
 
 
 def _start_callbacks(parts: Parts, ctx: Context) -> None:
