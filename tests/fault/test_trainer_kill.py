@@ -55,7 +55,13 @@ def train(tmp_path: Path, kills: tuple[tuple[int, int], ...], **arguments: Any) 
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("arguments", [{}, {"accumulate": 2, "ema": 0.9}], ids=["plain", "accumulated, averaged"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"accumulate": 2, "ema": 0.9}, id="accumulated, averaged", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_killed_in_two_epochs_change_neither_weights_nor_history(
     tmp_path: Path, arguments: dict[str, Any]
 ) -> None:

@@ -407,7 +407,7 @@ def test_a_metric_that_takes_no_weights_is_refused_before_the_first_step() -> No
     x, y = arrays(20)
     data = {"input": x, "y": y, "w": y + 1}
 
-    with pytest.raises(InvalidArgument, match="metric 'f' cannot take the weights"):
+    with pytest.raises(InvalidArgument, match="metric 'f' cannot use the weights"):
         trainer(metrics={"f": lambda predictions, targets: 0.0}).fit(data, label="y", weight="w", valid=data)
 
 

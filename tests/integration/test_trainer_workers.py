@@ -116,10 +116,13 @@ if result.best is not None:
 @pytest.mark.parametrize(
     "launcher",
     [
-        ["-m", "strata.cli", "run", "--workers", "2", "--logs", "rank0"],
-        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"],
+        pytest.param(["-m", "strata.cli", "run", "--workers", "2", "--logs", "rank0"], id="strata run"),
+        pytest.param(
+            ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"],
+            id="torchrun",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["strata run", "torchrun"],
 )
 def test_a_script_with_a_trainer_runs_under_a_launcher(tmp_path: Path, launcher: list[str]) -> None:
     Path("train.py").write_text(SCRIPT)
