@@ -193,6 +193,7 @@ def test_a_function_runs_on_a_cluster_of_this_machine(ray: RayNodes, call: Calla
     assert json.loads(output) == [[0, 2, "here"], [1, 2, "here"]]
 
 
+@pytest.mark.slow
 def test_a_trainer_on_ray_makes_the_steps_of_one_in_this_process(
     ray: RayNodes, job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

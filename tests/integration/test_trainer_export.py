@@ -77,7 +77,9 @@ def test_a_model_with_features_predicts_the_same_without_strata(tmp_path: Path) 
     assert all(torch.equal(weights[name], value) for name, value in trainer.module.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["columns", "matrix", "tuple"])
+@pytest.mark.parametrize(
+    "kind", ["matrix", pytest.param("columns", marks=pytest.mark.slow), pytest.param("tuple", marks=pytest.mark.slow)]
+)
 def test_a_model_of_plain_columns_predicts_the_same_without_strata(kind: str) -> None:
     x, y = arrays(20)
     columns = {"a": x[:, 0], "b": x[:, 1], "y": y}

@@ -36,6 +36,7 @@ def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def trainer(module: nn.Module | None = None, **arguments: Any) -> Trainer:
     defaults: dict[str, Any] = {"loss": LOSS, "optimizer": torch.optim.SGD, "optimizer_args": {"lr": 0.1}}
+    defaults["checkpoint_options"] = {"saver": "thread"}  # starting a process would take most of a test
     return Trainer(module or network(), **{**defaults, **arguments})
 
 

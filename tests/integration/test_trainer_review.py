@@ -35,6 +35,7 @@ def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def trainer(module: nn.Module | None = None, loss: Any = LOSS, **arguments: Any) -> Trainer:
     defaults: dict[str, Any] = {"optimizer": torch.optim.SGD, "optimizer_args": {"lr": 0.1}}
+    defaults["checkpoint_options"] = {"saver": "thread"}  # starting a process would take most of a test
     return Trainer(module or network(), loss, **{**defaults, **arguments})
 
 
