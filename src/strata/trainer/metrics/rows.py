@@ -13,7 +13,7 @@ import torch
 from strata.errors import InvalidArgument
 
 LOG_FLOOR = -100.0
-"""The least logarithm of a probability, as in `torch.nn.BCELoss`: a confident error costs 100, not infinity."""
+"""The smallest logarithm of a probability, as in `torch.nn.BCELoss`: a confident error costs 100, not infinity."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
