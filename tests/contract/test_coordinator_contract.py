@@ -275,7 +275,10 @@ class TestSession:
         frames = list(stream(session_pb2.ClientFrame(hello=hello), session_pb2.ClientFrame(requests=calls)))
         answers = {r.id: r.register_worker for frame in frames for r in frame.responses}
         assert [answers[n].rank for n in range(1, 51)] == list(range(50))
-        assert {answer.generation for answer in answers.values()} == {1}
+        # Usually one generation; a frame that takes longer than a slice (5 ms) shares the loop and may span several.
+        generations = [answers[n].generation for n in range(1, 51)]
+        assert generations[0] == 1
+        assert generations == sorted(generations)
 
     def test_a_frame_above_the_backlog_ends_the_session(self, stream: Callable[..., Any]) -> None:
         calls = [session_pb2.Request(id=n, list_jobs=pb.ListJobsRequest()) for n in range(1, 102)]
