@@ -97,6 +97,11 @@ def num_fitting(messages: Sequence[Message], max_bytes: int) -> int:
     return num_sizes_fitting((message.ByteSize() for message in messages), max_bytes)[0]
 
 
+def fits(num: int, num_bytes: int, max_bytes: int) -> bool:
+    """Whether `num` messages of `num_bytes` in total fit into one frame."""
+    return num_bytes + num * _ENTRY_BYTES <= max_bytes - FRAME_MARGIN_BYTES
+
+
 def num_sizes_fitting(sizes: Iterable[int], max_bytes: int) -> tuple[int, int]:
     """Return how many messages of these sizes fit, and their total size."""
     room, num, total = max_bytes - FRAME_MARGIN_BYTES, 0, 0
@@ -174,16 +179,16 @@ def _enum_name(enum: object, number: int, field: str) -> str:
 def encode_shards(shards: Iterable[Shard]) -> list[types_pb2.Shard]:
     return [
         types_pb2.Shard(
-            dataset_id=s.dataset_id,
-            shard_id=s.shard_id,
-            index=s.index,
-            start=s.start,
-            end=s.end,
-            uri=s.uri,
-            epoch=s.epoch,
-            done=s.done,
+            dataset_id=dataset_id,
+            shard_id=shard_id,
+            index=index,
+            start=start,
+            end=end,
+            uri=uri,
+            epoch=epoch,
+            done=done,
         )
-        for s in shards
+        for dataset_id, shard_id, index, start, end, uri, epoch, done in shards
     ]
 
 

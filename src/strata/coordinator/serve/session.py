@@ -119,6 +119,7 @@ class Link:
         """Bytes of unread answers, here or in the buffer of the connection."""
         self._unread = unread
         self._answers: list[Answer] = []
+        self._num_answer_bytes = 0
         self._notices: list[pb.Notice] = []
         self._num_unanswered = 0
         self._ended = False
@@ -137,6 +138,7 @@ class Link:
         self._num_unanswered -= 1
         num_bytes = message.ByteSize()
         self._answers.append((request_id, result, message, num_bytes))
+        self._num_answer_bytes += num_bytes
         self.count_unread(num_bytes)
         self._wake()
 
@@ -173,7 +175,7 @@ class Link:
         self.give_up(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many unread answers: {why}")
 
     def _clear(self) -> None:
-        self._answers, self._notices = [], []
+        self._answers, self._notices, self._num_answer_bytes = [], [], 0
         self._unread.num_bytes -= self.num_unread_bytes
         self.num_unread_bytes = 0
 
@@ -197,13 +199,16 @@ class Link:
         answers, notices = self._answers, self._notices
         if self.given_up or not (answers or notices):
             return None
-        num_answers, num_bytes = wire.num_sizes_fitting((size for *_, size in answers), self._max_frame_bytes)
+        num_answers, num_bytes = len(answers), self._num_answer_bytes
+        if not wire.fits(num_answers, num_bytes, self._max_frame_bytes):
+            num_answers, num_bytes = wire.num_sizes_fitting((size for *_, size in answers), self._max_frame_bytes)
         num_notices = wire.num_fitting(notices, self._max_frame_bytes) if num_answers == len(answers) else 0
         frame = _frame(answers[:num_answers], notices[:num_notices])
         if num_notices and num_answers and frame.ByteSize() > self._max_frame_bytes:
             num_notices = 0
             frame = _frame(answers[:num_answers], ())
         self._answers, self._notices = answers[num_answers:], notices[num_notices:]
+        self._num_answer_bytes -= num_bytes
         self.count_unread(-num_bytes)
         return frame
 
@@ -356,8 +361,10 @@ class SessionHub:
             field = request.WhichOneof("call")
             if field not in self._heavy:
                 num_paced = self._admit(link, 1, came_s)
-                if num_paced is not None:
-                    self._run_one(link, request, field, came_s, is_paced=bool(num_paced))
+                if num_paced:
+                    self._call(link, request, field, came_s, is_large=False)
+                elif num_paced == 0:
+                    self._refuse(link, request, self._admission.too_fast(), came_s)
                 return
         work = self._run_slices(link, requests, came_s)
         if next(work, _DONE) is not _DONE:
@@ -405,7 +412,10 @@ class SessionHub:
                 until_s = now_s() + SLICE_S
             if link.given_up:
                 return
-            self._run_one(link, request, field, came_s, is_paced=number < num_paced, is_large=is_large)
+            if number < num_paced:
+                self._call(link, request, field, came_s, is_large=is_large)
+            else:
+                self._refuse(link, request, self._admission.too_fast(), came_s)
 
     def _admit(self, link: Link, num: int, came_s: float) -> int | None:
         """Return how many calls of a frame the rate allows (an empty frame counts as one), or None if the session was
@@ -422,21 +432,6 @@ class SessionHub:
             return None
         link.add_unanswered(num)
         return num_paced
-
-    def _run_one(
-        self,
-        link: Link,
-        request: pb.Request,
-        field: str | None,
-        came_s: float,
-        *,
-        is_paced: bool,
-        is_large: bool = False,
-    ) -> None:
-        if is_paced:
-            self._call(link, request, field, came_s, is_large=is_large)
-        else:
-            self._refuse(link, request, self._admission.too_fast(), came_s)
 
     def _refuse(self, link: Link, request: pb.Request, error: StrataError, came_s: float) -> None:
         stats = self._stats.get(request.WhichOneof("call") or "")

@@ -7,8 +7,7 @@ as few as possible. Progress is counted per epoch and is kept when a shard moves
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -38,9 +37,8 @@ NO_OWNER = 0
 MAX_EPOCH = 2**40
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A shard as its owner sees it."""
+class Shard(NamedTuple):
+    """A shard as its owner sees it. A tuple: a coordinator makes one for each shard of each answer."""
 
     dataset_id: str
     shard_id: str
@@ -66,26 +64,21 @@ class Dataset:
     def total_samples(self) -> int:
         return int(self._starts[-1]) if self._starts is not None else self.spec.total_samples
 
-    def shard(self, index: int, *, epoch: int) -> Shard:
-        spec = self.spec
+    def shards(self, indices: NDArray[np.int64], *, epoch: int) -> list[Shard]:
+        spec, dataset_id = self.spec, self.spec.dataset_id
+        done = self.done[indices].tolist() if epoch == self.epoch else [False] * len(indices)
         if self._starts is not None:
-            entry = spec.shards[index]
-            shard_id, uri = entry.shard_id, entry.uri
-            start, end = int(self._starts[index]), int(self._starts[index + 1])
-        else:
-            shard_id, uri = f"{spec.dataset_id}-{index:06d}", ""
-            start = index * spec.shard_size
-            end = min(start + spec.shard_size, spec.total_samples)
-        return Shard(
-            dataset_id=spec.dataset_id,
-            shard_id=shard_id,
-            index=index,
-            start=start,
-            end=end,
-            uri=uri,
-            epoch=epoch,
-            done=bool(self.done[index]) if epoch == self.epoch else False,
-        )
+            starts, ends = self._starts[indices].tolist(), self._starts[indices + 1].tolist()
+            return [
+                Shard(dataset_id, entry.shard_id, index, start, end, entry.uri, epoch, is_done)
+                for index, start, end, is_done in zip(indices.tolist(), starts, ends, done, strict=True)
+                for entry in (spec.shards[index],)
+            ]
+        size, total = spec.shard_size, spec.total_samples
+        return [
+            Shard(dataset_id, f"{dataset_id}-{i:06d}", i, i * size, min((i + 1) * size, total), "", epoch, is_done)
+            for i, is_done in zip(indices.tolist(), done, strict=True)
+        ]
 
     def indices_of(self, incarnation: int, *, epoch: int) -> NDArray[np.int64]:
         """Return all shards of this member, done or not, in the order to read them."""
@@ -273,7 +266,7 @@ class ShardBook:
         position = 0
         for dataset, wanted, indices in found:
             first, last = max(offset - position, 0), max(page_end - position, 0)
-            page = (dataset.shard(int(i), epoch=wanted) for i in indices[first:last])
+            page = dataset.shards(indices[first:last], epoch=wanted)
             shards += [shard for shard in page if include_done or not shard.done]
             position += len(indices)
         return shards, page_end if position > page_end else 0
