@@ -17,7 +17,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from strata.errors import InvalidArgument, LimitExceeded
+from strata.coordinator.wire import FRAME_MARGIN_BYTES
+from strata.errors import InvalidArgument, LimitExceeded, StrataError
 from strata.transport.tokens import METADATA_KEY, Guard, Role, bearer, require
 
 if TYPE_CHECKING:
@@ -87,6 +88,22 @@ def check_repeated(names: Sequence[str], request: Message, limits: Limits) -> No
         num = len(getattr(request, name))
         if num > limits.max_message_elements:
             raise _too_many(f"{name} has {num},", limits, field=name)
+
+
+def check_answer(answer: Message | StrataError, limits: Limits) -> Message | StrataError:
+    """Return `answer`, or an error if it is too large to send."""
+    if isinstance(answer, StrataError):
+        return answer
+    num_bytes = answer.ByteSize()
+    fits = num_bytes <= limits.max_message_bytes - FRAME_MARGIN_BYTES
+    return answer if fits else answer_too_large(num_bytes, limits)
+
+
+def answer_too_large(num_bytes: int, limits: Limits) -> LimitExceeded:
+    return LimitExceeded(
+        f"the answer has {num_bytes} bytes, more than limits.max_message_bytes={limits.max_message_bytes}; "
+        "request less at once, or raise the limit on both sides"
+    )
 
 
 def _too_many(what: str, limits: Limits, field: str = "") -> LimitExceeded:
@@ -221,15 +238,17 @@ class BodySlots:
         """
         call, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert call is not None
-        if self._places.locked():
-            self._shorten_oldest(loop.time())
-        self._deadlines_s[call] = loop.time() + BODY_WITHIN_S
+        now_s = loop.time()
+        is_full = self._places.locked()
+        if is_full:
+            self._shorten_oldest(now_s)
+        self._deadlines_s[call] = now_s + BODY_WITHIN_S
         if not self._is_watching:
             self._is_watching = True
             loop.call_later(CHECK_EVERY_S, self._check_deadlines, loop)
         try:
             async with self._places:
-                self._arriving[call] = loop.time()
+                self._arriving[call] = loop.time() if is_full else now_s
                 body = await context.read()
         except asyncio.CancelledError:
             if call not in self._overdue or call.uncancel() > 0:  # the caller cancelled it, too

@@ -18,10 +18,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from strata.coordinator import wire
-from strata.coordinator.serve.admission import SMALL_BYTES, check_repeated, check_wire
+from strata.coordinator.serve.admission import SMALL_BYTES, check_answer, check_repeated, check_wire
 from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import limits
-from strata.errors import InvalidArgument, LimitExceeded, StrataError
+from strata.errors import InvalidArgument, StrataError
 from strata.transport.tokens import Role, require
 from strata.v1 import calls_pb2 as pb
 from strata.v1 import types_pb2
@@ -84,16 +84,10 @@ class Method:
         if isinstance(value, StrataError):
             return value
         try:
-            response = self.encode(value, config)
+            return self.encode(value, config)
         except Exception as error:
             log.exception("cannot encode an answer of %s", self.name)
             return StrataError(f"the coordinator cannot encode its answer ({error}); see its log")
-        if response.ByteSize() > config.limits.max_message_bytes - wire.FRAME_MARGIN_BYTES:
-            return LimitExceeded(
-                f"the answer has {response.ByteSize()} bytes, more than limits.max_message_bytes="
-                f"{config.limits.max_message_bytes}; request less at once, or raise the limit on both sides"
-            )
-        return response
 
 
 # -- workers -------------------------------------------------------------------------------------------------------
@@ -538,7 +532,7 @@ def unary_handler(
                     await admission.fair_queue.run(partial(begin, role, body), account)
                 else:
                     begin(role, body)
-                answer = await answered
+                answer = check_answer(await answered, limits_)
         except StrataError as error:
             answer = error.with_traceback(None)  # the traceback keeps this frame alive, and the request with it
         if isinstance(answer, StrataError):

@@ -18,7 +18,13 @@ from google.protobuf.message import DecodeError
 
 from strata._version import __version__
 from strata.coordinator import wire
-from strata.coordinator.serve.admission import SMALL_BYTES, check_repeated, check_wire, receivable_bytes
+from strata.coordinator.serve.admission import (
+    SMALL_BYTES,
+    answer_too_large,
+    check_repeated,
+    check_wire,
+    receivable_bytes,
+)
 from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import limits
 from strata.coordinator.state.job import (
@@ -108,6 +114,7 @@ class Link:
         self.watched_jobs: set[str] = set()
         self.given_up: tuple[grpc.StatusCode, str] | None = None
         """Why the server ends the session."""
+        self.max_answer_bytes = max_frame_bytes - wire.FRAME_MARGIN_BYTES
         self.max_request_bytes = max_request_bytes
         """The size limit of one frame from the client."""
         self.is_busy = False
@@ -134,12 +141,17 @@ class Link:
     def add_unanswered(self, num: int) -> None:
         self._num_unanswered += num
 
-    def answer(self, request_id: int, result: str, message: Message) -> None:
+    def answer(self, request_id: int, result: str, message: Message, num_bytes: int) -> None:
         self._num_unanswered -= 1
-        num_bytes = message.ByteSize()
+        if self.given_up:
+            return
         self._answers.append((request_id, result, message, num_bytes))
         self._num_answer_bytes += num_bytes
-        self.count_unread(num_bytes)
+        self.num_unread_bytes += num_bytes  # inlined `count_unread`: this runs for every call
+        unread = self._unread
+        unread.num_bytes += num_bytes
+        if unread.num_bytes > unread.most_bytes:
+            unread.shed()
         self._wake()
 
     def count_unread(self, num_bytes: int) -> None:
@@ -155,6 +167,8 @@ class Link:
             unread.shed()
 
     def notify(self, notice: pb.Notice) -> None:
+        if self.given_up:
+            return
         self._notices.append(notice)
         self._wake()
 
@@ -187,12 +201,11 @@ class Link:
         return self._ended and not self._num_unanswered and not self._answers and not self._notices
 
     def _wake(self) -> None:
-        if self.given_up:
-            self._clear()
-        elif len(self._answers) + len(self._notices) > self._max_backlog:
-            self.drop("read them, or send fewer calls at once")
-        else:
+        num = len(self._answers) + len(self._notices)
+        if num == 1:  # else there was news before, and it has not been taken yet
             self._on_news()
+        elif num > self._max_backlog:
+            self.drop("read them, or send fewer calls at once")
 
     def take_frame(self) -> pb.ServerFrame | None:
         """Return all pending answers, or as many as fit into one frame; None without any."""
@@ -437,7 +450,8 @@ class SessionHub:
         stats = self._stats.get(request.WhichOneof("call") or "")
         if stats is not None:
             stats.refused(wire.status_of(error).name, self.metrics.now_s() - came_s)
-        link.answer(request.id, "error", wire.encode_error(error))
+        message = wire.encode_error(error)
+        link.answer(request.id, "error", message, message.ByteSize())
 
     def _call(self, link: Link, request: pb.Request, field: str | None, came_s: float, *, is_large: bool) -> None:
         if field is None:
@@ -446,7 +460,7 @@ class SessionHub:
             return
         method = self._methods[field]
         body, request_id = getattr(request, field), request.id
-        needed = method.needed(body)
+        needed = method.role if method.role_for is None else method.role_for(body)
         if link.role < needed:
             self._refuse(link, request, refused(link.role, needed, method.name), came_s)
             return
@@ -462,10 +476,14 @@ class SessionHub:
             if isinstance(answer, StrataError):
                 self._refuse(link, request, answer, came_s)
                 return
+            num_bytes = answer.ByteSize()
+            if num_bytes > link.max_answer_bytes:
+                self._refuse(link, request, answer_too_large(num_bytes, self._backend.limits), came_s)
+                return
             stats.answered(now_s() - came_s)
             if follow is not None:
                 follow(link, body, answer)
-            link.answer(request_id, field, answer)
+            link.answer(request_id, field, answer, num_bytes)
 
         if field == "report_suspicion" and self._uses_another_stream(link, body):
             done(method.response())
