@@ -9,11 +9,12 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from workers_contract import DEADLINE_S, SLEEPS, Make, Stage, Watched, WorkersContract
 
 from strata.launch.processes.base import Workers
-from strata.launch.processes.local import LocalWorkers
+from strata.launch.processes.local import LocalWorkers, warm_ahead
 from strata.launch.protocol import NOT_STARTED, WorkerExit
 
 LOOKS = "import json, os, sys; print(json.dumps([os.getppid(), 'preloaded_one' in sys.modules]))"
@@ -207,3 +208,37 @@ def test_a_worker_killed_during_the_imports_ends_at_once(tmp_path: Path) -> None
         assert {await workers.next_exit(), await workers.next_exit()} == {WorkerExit(0, -9), WorkerExit(1, -9)}
 
     stage.act(act)
+
+
+def test_a_process_that_was_warmed_ahead_forks_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "preloaded_one.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    stage = Stage(lambda: LocalWorkers(preload=["preloaded_one"]), tmp_path)
+
+    others = _children()
+    with warm_ahead(["preloaded_one"]):
+        (host,) = _children() - others
+        assert stage.run(stage.order(LOOKS)) == {0: 0}
+
+    assert json.loads(stage.log()) == [host, True]
+    assert not psutil.pid_exists(host)
+
+
+def test_a_process_that_was_warmed_ahead_in_another_environment_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(lambda: LocalWorkers(preload=["random"]), tmp_path)
+
+    others = _children()
+    with warm_ahead(["random"]):
+        (host,) = _children() - others
+        monkeypatch.setenv("LATER", "1")
+        assert stage.run(stage.order(LOOKS)) == {0: 0}
+        assert json.loads(stage.log())[0] != host
+        assert psutil.pid_exists(host)
+
+    assert not psutil.pid_exists(host)
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}

@@ -366,6 +366,16 @@ def run_call(
     return found
 
 
+@contextlib.contextmanager
+def importing_ahead(function: Callable[..., Any]) -> Iterator[None]:
+    """Begin to import what workers on this machine need for this function, for a `run_call` inside the context."""
+    from strata.launch.processes.imports import preloads  # noqa: PLC0415
+    from strata.launch.processes.local import warm_ahead  # noqa: PLC0415
+
+    with warm_ahead([*preloads(CALLED, is_module=True, directory=str(Path.cwd())), *_preload_of(function)]):
+        yield
+
+
 def _check_engine(name: str) -> Literal["local", "ray"]:
     """
     Raises:
@@ -403,7 +413,7 @@ def _prepare(
         checkpoints=run_directory.checkpoints_at(checkpoints, place),
         max_restarts=max_restarts,
         engine=engine,
-        preload=("cloudpickle", *_imports_of(call.function)),
+        preload=_preload_of(call.function),
         function=call.name,
     )
     if engine == "ray":
@@ -421,6 +431,10 @@ def _prepare(
 
 def _call_directory(directory: RunDirectory) -> Path:
     return directory.path / "call"
+
+
+def _preload_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    return ("cloudpickle", *_imports_of(function))
 
 
 def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from strata.errors import ConfigError
 from strata.identity import TORCHRUN, Identity
 from strata.launch.environment import read_environment
 from strata.train.function import Call
-from strata.train.orchestrator import run_call
+from strata.train.orchestrator import importing_ahead, run_call
 from strata.train.startup import alone, init
 
 if TYPE_CHECKING:
@@ -57,6 +57,10 @@ class Session:
 
 
 class Engine(Protocol):
+    def prepared(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which workers begin to start, while the caller checks what `run` will receive."""
+        ...
+
     def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
         """Call `work(session, *arguments)` on every worker; return the result of rank 0.
 
@@ -68,6 +72,9 @@ class Engine(Protocol):
 
 class Inline:
     """One worker: this process, without a coordinator."""
+
+    def prepared(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
         with alone(checkpoints=saving.checkpoints, every=saving.every, **saving.options) as context:
@@ -83,6 +90,9 @@ class Launched:
     name: str = ""
     max_restarts: int = 3
     logs: str = "auto"
+
+    def prepared(self) -> contextlib.AbstractContextManager[None]:
+        return importing_ahead(_launched_worker) if self.engine == "local" else contextlib.nullcontext()
 
     def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
         results = run_call(
@@ -102,6 +112,9 @@ class Joined:
     """This process is a rank of a run. The context stays open until the process exits."""
 
     _context: Context | None = None
+
+    def prepared(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
         if Joined._context is None:

@@ -228,7 +228,8 @@ class Trainer:
             )
         if isinstance(early_stopping, int):
             early_stopping = EarlyStopping(patience=early_stopping)
-        with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch:
+        engine = self._engine()
+        with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch, engine.prepared():
             config = FitConfig(
                 train=self._resolve(data, scratch),
                 valid=None if valid is None else self._resolve(valid, scratch),
@@ -250,7 +251,6 @@ class Trainer:
                 self.objective.prepare_weights("weight")
             watched, better = check(self, config)
             best_options = {"keep_best": (watched, "max" if better == "higher" else "min")} if valid is not None else {}
-            engine = self._engine()
             place = places.choose(
                 self.checkpoints,
                 resume=resume,
@@ -282,7 +282,8 @@ class Trainer:
         The arguments are those of `fit`, and default to those of the last fit. Rows count equally if the data has no
         column of weights.
         """
-        with tempfile.TemporaryDirectory(prefix="strata-evaluate-") as scratch:
+        engine = self._engine()
+        with tempfile.TemporaryDirectory(prefix="strata-evaluate-") as scratch, engine.prepared():
             source = self._resolve(data, scratch)
             config = self._config_for(source, label, batch_size, data_options, inputs=inputs)
             if weight is not None:
@@ -294,7 +295,7 @@ class Trainer:
             # A rank of a run keeps its context, and with it the place of checkpoints, for later fits.
             place = places.choose(self.checkpoints, resume=True, is_worker=True) if engines.is_worker() else scratch
             saving = engines.Saving(checkpoints=place, options=self.checkpoint_options)
-            found: dict[str, float] = self._engine().run(work.evaluate, (self._described(), config), saving)
+            found: dict[str, float] = engine.run(work.evaluate, (self._described(), config), saving)
             return found
 
     def predict(

@@ -201,7 +201,7 @@ class LocalWorkers:
 
     def _warm_up(self) -> _Host | None:
         if self._warm is None or self._warm.is_over:
-            variables = {**(os.environ if self._variables is None else self._variables), **SINGLE_THREADED}
+            variables = _warm_variables(self._variables)
             try:
                 self._warm = self._spawn(self._preload, variables, subprocess.DEVNULL)
             except OSError as error:
@@ -229,22 +229,60 @@ class LocalWorkers:
         Raises:
             OSError: The system cannot start another process.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as unless_started, theirs:
-            unless_started.callback(ours.close)
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-P", warm.__file__, str(theirs.fileno()), "-" * warm.TITLE_BYTES, *modules],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                env=dict(variables),
-                start_new_session=True,  # only the agent receives Ctrl-C, and asks the workers to stop
-            )
-            unless_started.pop_all()
+        process, ours = _ahead.pop(_key(modules, variables), None) or _start_host(modules, variables, stderr)
         host = _Host(process, ours, self._roster, self._hosts.discard, is_for_one=is_for_one)
         self._hosts.add(host)
         return host
+
+
+_ahead: dict[tuple[object, ...], tuple[subprocess.Popen[bytes], socket.socket]] = {}
+"""Warm hosts that no `LocalWorkers` has taken over yet, by modules and environment."""
+
+
+@contextlib.contextmanager
+def warm_ahead(preload: Sequence[str]) -> Iterator[None]:
+    """Start a warm host for a `LocalWorkers` that will be created inside the context with the same modules and our
+    environment: the imports run while the caller prepares the rest. A host that nobody needed ends with the context.
+    """
+    modules, variables = tuple(dict.fromkeys(preload)), _warm_variables(None)
+    key = _key(modules, variables)
+    with contextlib.suppress(OSError):  # the workers will start their own, or report the error
+        _ahead[key] = _start_host(modules, variables, subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process, link = _ahead.pop(key, (None, None))
+        if process is not None and link is not None:
+            link.close()
+            process.kill()
+            process.wait()
+
+
+def _key(modules: Sequence[str], variables: Mapping[str, str]) -> tuple[object, ...]:
+    return (*modules, *sorted(variables.items()))
+
+
+def _warm_variables(variables: Mapping[str, str] | None) -> dict[str, str]:
+    return {**(os.environ if variables is None else variables), **SINGLE_THREADED}
+
+
+def _start_host(
+    modules: Sequence[str], variables: Mapping[str, str], stderr: int
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.ExitStack() as unless_started, theirs:
+        unless_started.callback(ours.close)
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-P", warm.__file__, str(theirs.fileno()), "-" * warm.TITLE_BYTES, *modules],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=dict(variables),
+            start_new_session=True,  # only the agent receives Ctrl-C, and asks the workers to stop
+        )
+        unless_started.pop_all()
+    return process, ours
 
 
 @dataclass(slots=True, eq=False)
