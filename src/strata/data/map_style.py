@@ -318,6 +318,8 @@ def _seeded(seed: int) -> Iterator[None]:
     before = None
     if get_worker_info() is None:
         before = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
+        generator = np.random.get_bit_generator()
+        np.random.set_bit_generator(_numpy_generator)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
@@ -326,8 +328,14 @@ def _seeded(seed: int) -> Iterator[None]:
     finally:
         if before is not None:
             random.setstate(before[0])
-            np.random.set_state(before[1])
+            np.random.set_bit_generator(generator)
+            if before[1]["has_gauss"]:  # which numpy keeps outside of the generator
+                np.random.set_state(before[1])
             torch.default_generator.set_state(before[2])
+
+
+_numpy_generator = np.random.MT19937()
+"""Swapped in while a batch is read: copying a state back takes as long as seeding everything else."""
 
 
 def _init_worker(init: Callable[[int], None] | None, worker: int) -> None:
