@@ -11,6 +11,7 @@ PROBLEM = Problem(
     label="late",
     columns=(*map(SparseFeat, ("origin", "destination", "hour", "weekday", "month")), DenseFeat("distance")),
     crosses=(("origin", "destination"), ("origin", "hour")),
+    towers=(("origin", "hour", "weekday", "month"), ("destination", "distance")),
     num_rows=500_000,
     shares=(0.6, 0.2, 0.2),
     batch_size=2048,

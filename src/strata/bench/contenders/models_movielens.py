@@ -16,6 +16,7 @@ PROBLEM = Problem(
         DenseFeat("year"),
     ),
     crosses=(("item", "gender"), ("item", "occupation")),
+    towers=(("user", "gender", "occupation", "age"), ("item", "genres", "year")),
     num_rows=100_000,
     shares=(0.8, 0.1, 0.1),
     batch_size=512,

@@ -23,7 +23,7 @@ from strata.bench.contenders.models_data import NotFetched, write_splits
 from strata.bench.models import EMBEDDING_DIM, HIDDEN, LEARNING_RATE, MAX_EPOCHS, QUICK_ROWS, WEIGHT_DECAY
 from strata.bench.run import ROUND_VARIABLE
 from strata.trainer.features import Features
-from strata.trainer.models import DLRM, FM, FNN, LR, PNN, DCNv2, DeepFM, WideDeep
+from strata.trainer.models import DLRM, FM, FNN, LR, PNN, DCNv2, DeepFM, TwoTower, WideDeep
 from strata.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Problem:
     columns: tuple[SparseFeat | DenseFeat | VarLenFeat, ...]
     crosses: tuple[tuple[str, str], ...]
     """For the wide part of `WideDeep`, whose paper leaves them to the user."""
+    towers: tuple[tuple[str, ...], tuple[str, ...]]
+    """The fields of the two towers, whose vectors are multiplied."""
     num_rows: int
     shares: tuple[float, float, float]
     """Of the rows for training, validation and the test."""
@@ -63,6 +65,15 @@ def models(problem: Problem, fields: Sequence[Field]) -> dict[str, Callable[[], 
         "deepfm": lambda: DeepFM(fields, **deep),
         "dcnv2": lambda: DCNv2(fields, **deep),
         "dlrm": lambda: DLRM(fields, bottom=HIDDEN[:1], **deep),
+        "two_tower": lambda: TwoTower(
+            fields,
+            user=problem.towers[0],
+            item=problem.towers[1],
+            output_dim=HIDDEN[-1],
+            normalize=False,
+            temperature=1.0,
+            **deep,
+        ),
     }
 
 
