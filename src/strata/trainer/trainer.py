@@ -24,10 +24,10 @@ from strata.errors import InvalidArgument
 from strata.train.startup import check_options
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
+from strata.trainer.assembly import check
 from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
-from strata.trainer.parts import check
 from strata.trainer.strategy import AllReduce
 
 if TYPE_CHECKING:

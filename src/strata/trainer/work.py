@@ -14,11 +14,11 @@ from strata.checkpoint import CheckpointManager
 from strata.errors import ConfigError, InvalidArgument
 from strata.identity import Identity
 from strata.trainer import sources
+from strata.trainer.assembly import build, build_evaluator
 from strata.trainer.callbacks import RunInfo
 from strata.trainer.history import Result
 from strata.trainer.loop import Loop
 from strata.trainer.optimizer import Ema
-from strata.trainer.parts import build, build_evaluator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
