@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from strata.trainer.parts import Parts
 
 
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
 class NotFinite(StrataError):
     """The loss or a gradient is NaN or infinite."""
 
@@ -67,14 +70,14 @@ class Loop:
 
     def step(self, batches: Iterator[tuple[Batch, float, bool]]) -> None:
         """Make one optimizer step from the batches that accumulate into it."""
-        parts = self.parts
+        parts, is_first = self.parts, self.first_step_s is None
         for batch, weight, is_last in batches:
-            with contextlib.nullcontext() if is_last else parts.bound.accumulating():
+            with _NOTHING if is_last else parts.bound.accumulating():
                 try:
-                    with parts.evaluator.autocast():
+                    with parts.evaluator.autocast(), parts.first_look(batch) if is_first else _NOTHING:
                         loss = parts.trainer.training_step(parts.bound.module, batch)
                 except OF_MODULES as error:
-                    explain(error, parts.module, batch, is_first=self.first_step_s is None)
+                    explain(error, parts.module, batch, is_first=is_first)
                     raise
                 self._note(loss, batch)
                 parts.scaler.scale(loss if weight == 1.0 else loss * weight).backward()

@@ -4,16 +4,20 @@ the scheduler, the moving average, and their state in a checkpoint. `assembly.py
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from strata.errors import InvalidArgument
+from strata.trainer import sources
+from strata.trainer.diagnosis import single_rows_refused
 from strata.trainer.optimizer import Ema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from strata.data.order.steps import Steps
     from strata.identity import Identity
@@ -65,6 +69,8 @@ class Parts:
         settings = trainer.settings
         self._splitter = splitter
         self._world_size = ranks.world_size
+        self._steps: Steps | None = None
+        """The batches of the current pass over the data; None if the loader does not know them."""
         self._parameters = [each for each in self.module.parameters() if each.requires_grad]
         self._scheduler = make_scheduler(settings, optimizer)
         self._ema = None if settings.ema is None else Ema(settings.ema)
@@ -80,6 +86,7 @@ class Parts:
         """Yield the batches of each optimizer step, with their weights and whether they are the last of the step."""
         self.module.train()
         clock = _RowClock(self.loader)
+        self._steps = clock.steps
         raw = iter(self.loader)
         for first in raw:
             yield self._group(first, raw, clock)
@@ -105,6 +112,14 @@ class Parts:
         else:
             weight = batch.num_rows * self._world_size / group_rows
         return batch, weight, is_last
+
+    def first_look(self, batch: Batch) -> AbstractContextManager[None]:
+        """Return a context for the forward passes of the first step, which refuses what would fail in the last one."""
+        may_end_sooner = self.config.max_steps is not None
+        if self._steps is None or may_end_sooner or self.settings.compile:  # compiled code has no hooks
+            return contextlib.nullcontext()
+        cure = sources.how_to_drop(self.config.train)
+        return single_rows_refused(self.module, self._steps, num_rows=batch.num_rows, cure=cure)
 
     def are_gradients_usable(self) -> bool:
         """Clip the gradients; return whether to apply them. All ranks decide the same: they share the gradients."""
@@ -205,20 +220,21 @@ class _RowClock:
     """Counts the rows of all ranks in each step of a pass, without communication: the order is arithmetic."""
 
     def __init__(self, loader: Any) -> None:
-        self._steps: Steps | None = None
+        self.steps: Steps | None = None
+        """The batches from the loader's position on; None if the loader does not know them."""
         self._next_batch = 0
         if getattr(loader, "has_global_state", False):
             rows = getattr(loader, "map_rows", None)
-            self._steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
+            self.steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
 
     def group_rows(self, accumulate: int) -> int | None:
         """Return the rows of the next `accumulate` batches; None if the loader does not know. Counts repeated rows."""
-        if self._steps is None:
+        if self.steps is None:
             return None
         first = self._next_batch
         self._next_batch += accumulate
-        batches = range(first, min(first + accumulate, self._steps.num_batches))
-        return sum(map(self._steps.given_rows, batches))
+        batches = range(first, min(first + accumulate, self.steps.num_batches))
+        return sum(map(self.steps.given_rows, batches))
 
 
 class _NoScaler:

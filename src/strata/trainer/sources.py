@@ -150,6 +150,13 @@ def inherited_options(source: Any, options: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in options.items() if name in known and name not in _WHICH_ROWS}
 
 
+def how_to_drop(source: Any) -> str:
+    """Return the option that leaves incomplete batches of this data out."""
+    if is_path(source):
+        return "tail='drop'"
+    return "drop_last=True" if is_map_style(source) else f"drop_last=True of the {type(source).__name__}"
+
+
 def num_values(source: Any) -> int | None:
     """Return the number of elements of a row that is a tuple; None if rows have names or are unknown."""
     if isinstance(source, DataLoader):
