@@ -112,3 +112,38 @@ def test_a_single_row_counts_on_each_rank(num_rows: int, is_refused: bool) -> No
         assert "on 2 workers end with a batch of one row" in refusal(look)
     else:
         look()
+
+
+# -- another module than the checkpoint's ------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_module_is_refused_with_the_names_and_shapes() -> None:
+    data = arrays(16)
+    trainer(checkpoints="saved").fit(data)
+    wider = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    before = weights(wider)
+
+    message = refusal(lambda: trainer(module=wider, checkpoints="saved").fit(data, epochs=2, resume=True))
+
+    assert "the module, Sequential, does not fit checkpoint " in message
+    assert f"in {Path('saved').absolute()}" in message.replace("file://", "")
+    assert "the checkpoint has no '2.weight', '2.bias'" in message
+    assert "the module has no '3.weight', '3.bias'" in message
+    assert "'0.weight' ([8, 4] in the checkpoint, [16, 4] in the module)" in message
+    assert "start a new one without resume=True" in message
+    assert weights(wider) == before
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused() -> None:
+    data, one_layer = arrays(16), network()
+    for parameter in one_layer[0].parameters():
+        parameter.requires_grad_(False)
+    trainer(optimizer="adam", checkpoints="saved").fit(data)
+
+    other = refusal(lambda: trainer(checkpoints="saved").fit(data, epochs=2, resume=True))
+    fewer = refusal(lambda: trainer(module=one_layer, checkpoints="saved").fit(data, epochs=2, resume=True))
+
+    assert "the optimizer, SGD, does not fit checkpoint " in other
+    assert "amsgrad" in other
+    assert "saved with groups of [4] parameters and has groups of [2]" in fewer
+    assert trainer(optimizer="adamw", checkpoints="saved").fit(data, epochs=2, resume=True).steps == 2

@@ -19,6 +19,7 @@ from strata.trainer.callbacks import RunInfo
 from strata.trainer.history import Result
 from strata.trainer.loop import Loop
 from strata.trainer.optimizer import Ema
+from strata.trainer.resumption import only_fitting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,7 +43,8 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
         parts = build(trainer, config, ctx.identity, ctx.device)
         _attach(ctx, parts.loader)
         loop = Loop(parts, ctx)
-        ctx.restore(loop.state)
+        with only_fitting(parts.module, parts.optimizer, ctx.checkpoints):
+            ctx.restore(loop.state)
         if config.is_resumed and ctx.attempt == 0:
             parts.history.stop_reason = ""  # the user wants to go on
         _start_callbacks(parts, ctx)
