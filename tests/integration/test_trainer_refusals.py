@@ -147,3 +147,37 @@ def test_a_checkpoint_of_another_optimizer_is_refused() -> None:
     assert "amsgrad" in other
     assert "saved with groups of [4] parameters and has groups of [2]" in fewer
     assert trainer(optimizer="adamw", checkpoints="saved").fit(data, epochs=2, resume=True).steps == 2
+
+
+# -- what a loader has already decided ---------------------------------------------------------------------------------
+
+
+def test_a_batch_size_beside_a_loader_is_refused_unless_it_is_equal() -> None:
+    loader = DataLoader(TensorDataset(*arrays(16)), batch_size=8)
+    model = trainer()
+
+    message = refusal(lambda: model.fit(loader, batch_size=4))
+
+    assert message == "batch_size=4 has no effect on a DataLoader, whose batches have 8 rows; set it on the DataLoader"
+    assert "set it on the Batches" in refusal(lambda: model.fit(Batches(), batch_size=4))
+    assert model.fit(loader, batch_size=8).steps == model.fit(loader).steps == 2
+    assert "batch_size=4 has no effect" in refusal(lambda: model.evaluate(loader, batch_size=4))
+    assert "batch_size=4 has no effect" in refusal(lambda: model.predict(loader, batch_size=4))
+
+
+def test_an_order_beside_a_loader_is_refused_unless_it_has_an_effect() -> None:
+    data = TensorDataset(*arrays(16))
+
+    assert "shuffle=True has no effect on a DataLoader" in refusal(
+        lambda: trainer().fit(DataLoader(data, batch_size=8), shuffle=True)
+    )
+    assert "shuffle=False has no effect on a Batches" in refusal(lambda: trainer().fit(Batches(), shuffle=False))
+    assert trainer().fit(DataLoader(data, batch_size=8, shuffle=True), shuffle=False).steps == 2
+
+
+def test_the_default_batch_size_of_veloce_does_not_apply_to_a_loader() -> None:
+    loader = DataLoader(TensorDataset(*arrays(16)), batch_size=8)
+
+    rows = NeuralNetTrainer(network(), dataset=loader, loss_fn=nn.BCEWithLogitsLoss()).run()
+
+    assert [row["step"] for row in rows] == [2.0]

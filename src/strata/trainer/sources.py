@@ -131,6 +131,30 @@ def check_options(source: Any, options: Mapping[str, Any]) -> None:
             )
 
 
+def check_loader(source: Any, *, batch_size: int | None, shuffle: bool | None) -> None:
+    """Check that settings which a loader already has are not given again with other values; None: not given.
+
+    Raises:
+        InvalidArgument: They are; they would have no effect.
+    """
+    if not is_loader(source):
+        return
+    kind, own = type(source).__name__, getattr(source, "batch_size", None)
+    if batch_size is not None and batch_size != own:
+        size = "its own size" if own is None else f"{own} rows"
+        raise InvalidArgument(
+            f"batch_size={batch_size} has no effect on a {kind}, whose batches have {size}; set it on the {kind}",
+            field="batch_size",
+        )
+    is_reopened = isinstance(source, DataLoader) and not hasattr(source, "state_dict")
+    is_effective = is_reopened and (not shuffle or isinstance(source.sampler, RandomSampler))
+    if shuffle is not None and not is_effective:
+        raise InvalidArgument(
+            f"shuffle={shuffle} has no effect on a {kind}, which has its own order; set it on the {kind}",
+            field="shuffle",
+        )
+
+
 def known_options(source: Any) -> list[str]:
     """Return the names of the options that the loader of this data takes from the user."""
     if is_path(source):

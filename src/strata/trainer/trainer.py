@@ -185,10 +185,10 @@ class Trainer:
         label: Label = None,
         valid: Any = None,
         epochs: int = 1,
-        batch_size: int = DEFAULT_BATCH_SIZE,
+        batch_size: int | None = None,
         inputs: str | Sequence[str] | None = None,
         weight: str | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         max_steps: int | None = None,
         early_stopping: EarlyStopping | int | None = None,
         monitor: str = "",
@@ -205,10 +205,13 @@ class Trainer:
             label: Column of the target, several columns, or a function of the batch. With (inputs, target) pairs it
                 is not needed.
             valid: Data to evaluate on after each epoch.
-            batch_size: Rows per batch on each worker.
+            epochs: Passes over the data, including those before a resume.
+            batch_size: Rows per batch on each worker; by default 1,024. A loader has its own.
             inputs: Columns for the module. By default, its `forward` decides: parameters named like columns receive
                 them, and a single other parameter receives the whole batch.
             weight: Column with the weights of the rows.
+            shuffle: Read the rows in a new random order in each epoch; by default yes. A loader has its own order.
+            max_steps: Optimizer steps after which training ends, even in the middle of an epoch.
             early_stopping: Epochs without an improvement after which training stops, or an `EarlyStopping`.
             monitor: Key of the history that decides which epoch is the best; by default the first validation metric.
             restore_best: End with the weights of the best epoch; by default with early stopping.
@@ -229,16 +232,17 @@ class Trainer:
         if isinstance(early_stopping, int):
             early_stopping = EarlyStopping(patience=early_stopping)
         with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch:
+            train = self._resolve(data, scratch)
             config = FitConfig(
-                train=self._resolve(data, scratch),
+                train=train,
                 valid=None if valid is None else self._resolve(valid, scratch),
                 label=label,
                 inputs=_names(inputs),
                 weight=weight,
                 epochs=epochs,
                 max_steps=max_steps,
-                batch_size=batch_size,
-                shuffle=shuffle,
+                batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+                shuffle=True if shuffle is None else shuffle,
                 early_stopping=early_stopping,
                 monitor=monitor,
                 every=every,
@@ -246,6 +250,7 @@ class Trainer:
                 is_resumed=resume,
                 started_s=time.time(),
             )
+            sources.check_loader(train, batch_size=batch_size, shuffle=shuffle)
             if weight is not None:
                 self.objective.prepare_weights("weight")
             watched, better = check(self, config)
@@ -284,6 +289,7 @@ class Trainer:
         """
         with tempfile.TemporaryDirectory(prefix="strata-evaluate-") as scratch:
             source = self._resolve(data, scratch)
+            sources.check_loader(source, batch_size=batch_size, shuffle=None)
             config = self._config_for(source, label, batch_size, data_options, inputs=inputs)
             if weight is not None:
                 self.objective.prepare_weights("weight")
@@ -310,8 +316,9 @@ class Trainer:
         Runs in this process.
         """
         with tempfile.TemporaryDirectory(prefix="strata-predict-") as scratch:
-            config = self._config_for(self._resolve(data, scratch), None, batch_size, data_options, inputs=inputs)
-            return work.predict(self, config)
+            source = self._resolve(data, scratch)
+            sources.check_loader(source, batch_size=batch_size, shuffle=None)
+            return work.predict(self, self._config_for(source, None, batch_size, data_options, inputs=inputs))
 
     def export(self, path: str | os.PathLike[str], *, sample: Any = None, onnx: bool = False) -> Path:
         """Write the module, its features and a program, predict.py, that needs only torch; return the directory.
