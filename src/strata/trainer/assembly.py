@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from strata.errors import ConfigError, InvalidArgument
-from strata.trainer import callbacks as callback_registry
+from strata.identity import Identity
 from strata.trainer import sources
 from strata.trainer.batches import Splitter, check_label, label_names
 from strata.trainer.binding import Binding, bind, feature_parts
+from strata.trainer.callbacks import Callbacks
+from strata.trainer.callbacks import create as create_callback
 from strata.trainer.evaluation import Evaluator
 from strata.trainer.history import Better, History
 from strata.trainer.metrics import MetricSet
@@ -55,7 +57,7 @@ def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.de
         splitter=splitter,
         evaluator=evaluator,
         history=History(monitor, better, early_stopping=config.early_stopping),
-        callbacks=[callback_registry.create(each) for each in trainer.callbacks] if ranks.rank == 0 else [],
+        callbacks=Callbacks([create_callback(each) for each in trainer.callbacks] if ranks.rank == 0 else []),
         ranks=ranks,
         device=device,
     )
@@ -93,13 +95,11 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
         InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
     """
     sources.check_options(config.train, config.data_options)
-    _require_rows(config.train)
-    _decide_binding(trainer, config)
-    if config.valid is not None:
-        _require_rows(config.valid)
-        _decide_binding(trainer, _of_validation(config))
-    for each in trainer.callbacks:
-        callback_registry.create(each)
+    for each in (config,) if config.valid is None else (config, _of_validation(config)):
+        _require_rows(each.train)
+        binding = _decide_binding(trainer, each)
+        if not sources.is_path(each.train):  # a loader over files has been made to find its columns
+            _open(each.train, trainer, each, binding, Identity(), shuffle=each.shuffle)
     optimizer = build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
     if not isinstance(trainer.optimizer, torch.optim.Optimizer):  # a scheduler changes the user's instance
         make_scheduler(trainer.settings, optimizer)

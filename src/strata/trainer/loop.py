@@ -131,8 +131,7 @@ class Loop:
         self._loss_sum, self._num_rows = 0.0, 0
         is_best = parts.history.add(row)
         parts.after_epoch(row)
-        for callback in parts.callbacks:
-            callback.on_epoch(row)
+        parts.callbacks.on_epoch(row)
         if parts.valid is not None and is_best and not self.is_cut:
             metadata = {parts.history.monitor: row[parts.history.monitor]}
             ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
@@ -157,11 +156,9 @@ class Loop:
     def _report(self, step: int) -> None:
         self.ctx.report(step=step, loss=self._last_loss)
         if self.parts.callbacks:
-            info = StepInfo(
-                step=step, epoch=self.ctx.epoch, loss=self._last_loss, learning_rate=self.parts.learning_rate
-            )
-            for callback in self.parts.callbacks:
-                callback.on_step(info)
+            rate = self.parts.learning_rate
+            info = StepInfo(step=step, epoch=self.ctx.epoch, loss=self._last_loss, learning_rate=rate)
+            self.parts.callbacks.on_step(info)
 
     def _save_last(self) -> None:
         self.parts.bound.finish()

@@ -16,13 +16,13 @@ from strata.trainer.diagnosis import single_rows_refused
 from strata.trainer.optimizer import Ema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from strata.data.order.steps import Steps
     from strata.identity import Identity
     from strata.trainer.batches import Batch, Splitter
-    from strata.trainer.callbacks import Callback
+    from strata.trainer.callbacks import Callbacks
     from strata.trainer.config import FitConfig, Settings
     from strata.trainer.evaluation import Evaluator
     from strata.trainer.history import History
@@ -46,7 +46,7 @@ class Parts:
         splitter: Splitter,
         evaluator: Evaluator,
         history: History,
-        callbacks: Sequence[Callback],
+        callbacks: Callbacks,
         ranks: Identity,
         device: torch.device,
     ) -> None:
