@@ -181,3 +181,140 @@ def test_the_default_batch_size_of_veloce_does_not_apply_to_a_loader() -> None:
     rows = NeuralNetTrainer(network(), dataset=loader, loss_fn=nn.BCEWithLogitsLoss()).run()
 
     assert [row["step"] for row in rows] == [2.0]
+
+
+# -- every argument ----------------------------------------------------------------------------------------------------
+
+OF_TRAINER: list[tuple[str, Any, str]] = [
+    ("module", 3, "module=3 is no nn.Module"),
+    ("module", nn.Linear, "pass Linear(…)"),
+    ("loss", 3, "loss=3 is not callable"),
+    ("loss", nn.MSELoss, "loss=MSELoss is a class; pass an instance"),
+    ("optimizer", 3, "optimizer=3 is no optimizer"),
+    ("optimizer", "adm", "did you mean 'adam'"),
+    ("metrics", 3, "metrics=3 is no list"),
+    ("metrics", "auc", "write metrics=["),
+    ("metrics", ["acu"], "metric 'acu' is unknown"),
+    ("metrics", [3], "metric 3 is neither a name"),
+    ("strategy", 3, "strategy=3 is no strategy"),
+    ("strategy", AllReduce, "pass AllReduce(…)"),
+    ("workers", True, "workers='True' is invalid; pass a number such as 4 or a range such as 2:8"),
+    ("workers", 0, "workers=0 is invalid"),
+    ("workers", -1, "workers=-1 is invalid"),
+    ("workers", 1.5, "workers='1.5' is invalid"),
+    ("workers", "two", "workers='two' is invalid"),
+    ("workers", "3:2", "workers=3:2 is invalid"),
+    ("workers", None, "workers='None' is invalid"),
+    ("engine", "slurm", "engine='slurm' is unknown; use 'local' or 'ray'"),
+    ("engine", None, "engine=None is unknown"),
+    ("features", 3, "features= is a int; pass Features.fit"),
+    ("optimizer_args", 3, "optimizer_args=3 must be a dict"),
+    ("optimizer_args", {1: 2}, "optimizer_args={1: 2} must be a dict"),
+    ("optimizer_args", {"lrr": 2}, "cannot be created with {'lrr': 2}"),
+    ("callbacks", 3, "callbacks= has 3; use 'json'"),
+    ("callbacks", "csv", "callbacks= has 'csv'"),
+    ("callbacks", [JsonLogger], "pass an instance: JsonLogger()"),
+    ("checkpoints", 3, "checkpoints=3 is no directory or URL"),
+    ("checkpoint_options", 3, "checkpoint_options=3 must be a dict"),
+    ("checkpoint_options", {"keep_cuont": 1}, "did you mean keep_count=?"),
+    ("checkpoint_options", {"every": 5}, "checkpoint_options= has 'every', which fit(every=…) sets"),
+    ("checkpoint_options", {"strategy": 5}, "fit(every=…)"),
+    ("name", 3, "name=3 is not a valid directory name"),
+    ("name", "../up", "name='../up' is not a valid directory name"),
+    ("name", "x" * 64, "use up to 63 letters"),
+    ("max_restarts", -1, "max_restarts=-1 is no number of restarts; use a whole number, 0 for none"),
+    ("max_restarts", "3", "max_restarts='3' is no number"),
+    ("max_restarts", True, "max_restarts=True is no number"),
+    ("logs", "some", "logs='some' is not one of"),
+    ("logs", None, "logs=None is not one of"),
+    ("accumulate", 0, "accumulate=0 must be a whole number, at least 1"),
+    ("accumulate", True, "accumulate=True must be a whole number"),
+    ("clip_norm", 0, "clip_norm=0 must be a number above 0"),
+    ("clip_norm", True, "clip_norm=True must be a number"),
+    ("clip_value", math.nan, "clip_value=nan must be a number"),
+    ("precision", "fp8", "precision='fp8' is unknown; use one of fp32"),
+    ("compile", 3, "compile=3 must be True, False or a dict"),
+    ("ema", 1, "ema=1 is the decay; it must be between 0 and 1"),
+    ("ema", "0.9", "ema='0.9' is the decay"),
+    ("scheduler", 3, "scheduler=3 is no function of the optimizer"),
+    ("scheduler_every", "batch", "scheduler_every='batch' is unknown"),
+    ("class_weights", {0: "heavy"}, "is no mapping from class numbers to weights"),
+    ("class_weights", {0: -1.0}, "is no mapping from class numbers to weights"),
+    ("on_nan", "ignore", "on_nan='ignore' is unknown"),
+    ("seed", -1, "seed=-1 must be a whole number"),
+    ("seed", True, "seed=True must be a whole number"),
+    ("deterministic", "yes", "deterministic='yes' must be True or False"),
+    ("log_every", 0, "log_every=0 must be a whole number"),
+]
+OF_FIT: list[tuple[str, Any, str]] = [
+    ("data", 3, "a int is no data to train on"),
+    ("data", (torch.zeros(0, 4), torch.zeros(0)), "the dataset has no rows"),
+    ("label", 3, "label=3 must be the name of a column or several"),
+    ("label", [], "label=[] must be the name of a column or several"),
+    ("label", [3], "label=[3] must be the name of a column or several"),
+    ("valid", 3, "a int is no data to train on"),
+    ("epochs", 0, "epochs=0 must be a whole number, at least 1"),
+    ("epochs", True, "epochs=True must be a whole number"),
+    ("batch_size", 0, "batch_size=0 must be a whole number"),
+    ("batch_size", "8", "batch_size='8' must be a whole number"),
+    ("inputs", 3, "inputs=3 must be the name of a column or several"),
+    ("inputs", [], "inputs=[] must be the name of a column or several"),
+    ("weight", 3, "weight=3 must be the name of a column"),
+    ("shuffle", "no", "shuffle='no' must be True or False"),
+    ("max_steps", 0, "max_steps=0 must be a whole number"),
+    ("early_stopping", 0, "patience=0 must be a whole number, at least 1"),
+    ("early_stopping", "3", "write early_stopping=3"),
+    ("early_stopping", True, "write early_stopping=3"),
+    ("monitor", 3, "monitor=3 must be a key of the history"),
+    ("monitor", "auk", "monitor='auk' is unknown; use one of loss"),
+    ("restore_best", "yes", "restore_best='yes' must be True, False or None"),
+    ("resume", 1, "resume=1 must be True or False"),
+    ("every", 0, "every=0 is neither a number of steps nor a time; write 500, 90s, 10m or 1h"),
+    ("every", True, "every=True is neither"),
+    ("every", 1.5, "every=1.5 is neither"),
+    ("every", "often", "every='often' is neither"),
+    ("num_workers", -1, "a DataLoader cannot be created with {"),
+    ("tail", "cut", "tail='cut' is unknown; use one of uneven"),
+    ("bacth_size", 8, "bacth_size= is neither an argument of this method"),
+]
+
+
+def names(cases: list[tuple[str, Any, str]]) -> list[str]:
+    return [f"{name}={value!r:.20}" for name, value, _ in cases]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("name", "value", "message"), OF_TRAINER, ids=names(OF_TRAINER))
+def test_a_wrong_argument_of_a_trainer_is_refused_before_anything_starts(
+    name: str, value: Any, message: str, workers: int, tmp_path: Path
+) -> None:
+    with pytest.raises(StrataError) as caught:
+        trainer(**{"workers": workers, name: value}).fit(arrays(8))
+
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("name", "value", "message"), OF_FIT, ids=names(OF_FIT))
+def test_a_wrong_argument_of_fit_is_refused_before_anything_starts(
+    name: str, value: Any, message: str, workers: int, tmp_path: Path
+) -> None:
+    with pytest.raises(StrataError) as caught:
+        trainer(workers=workers).fit(**{"data": arrays(8), name: value})
+
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_value_is_tried_for_every_argument() -> None:
+    for function, cases in ((Trainer.__init__, OF_TRAINER), (Trainer.fit, OF_FIT)):
+        arguments = inspect.signature(function).parameters.keys() - {"self", "data_options"}
+        assert arguments <= {name for name, _, _ in cases}
+
+
+def test_one_worker_may_be_given_as_text() -> None:
+    result = trainer(workers="1").fit(arrays(8))
+
+    assert result.steps == 1
+    assert not Path("runs").exists()

@@ -25,7 +25,6 @@ from strata.trainer.optimizer import build as build_optimizer
 from strata.trainer.parts import Parts, make_scheduler
 
 if TYPE_CHECKING:
-    from strata.identity import Identity
     from strata.trainer.config import FitConfig
     from strata.trainer.trainer import Trainer
 
@@ -39,7 +38,7 @@ def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.de
     settings, module = trainer.settings, trainer.module
     evaluator, loader, splitter, metrics = build_evaluator(trainer, config, ranks, device)
     if settings.compile:
-        module.compile(**(settings.compile if isinstance(settings.compile, dict) else {}))
+        module.compile(**({} if settings.compile is True else settings.compile))
     optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
     bound = trainer.strategy.bind(module, ranks)
     monitor, better = _monitored(trainer, metrics, config)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, StrataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -251,9 +251,14 @@ def _open_map(
         raise InvalidArgument("the dataset has no rows", field="data")
     own = _identity if isinstance(dataset, ArrayRows) else getattr(dataset, "collate_fn", None)
     defaults = {} if own is None else {"collate_fn": own}
-    return map_loader(
-        dataset, ranks=ranks, batch_size=batch_size, shuffle=shuffle, shuffle_seed=seed, **{**defaults, **options}
-    )
+    try:
+        return map_loader(
+            dataset, ranks=ranks, batch_size=batch_size, shuffle=shuffle, shuffle_seed=seed, **{**defaults, **options}
+        )
+    except (TypeError, ValueError) as error:
+        if isinstance(error, StrataError):
+            raise
+        raise InvalidArgument(f"a DataLoader cannot be created with {dict(options)}: {error}", field="data") from error
 
 
 def _reopen(loader: DataLoader[Any], *, ranks: Identity, shuffle: bool, seed: int) -> Any:

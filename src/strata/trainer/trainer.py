@@ -21,11 +21,12 @@ import torch
 from torch import nn
 
 from strata.errors import InvalidArgument
-from strata.train.startup import check_options
+from strata.train.startup import check_options, strategy_of
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
 from strata.trainer.assembly import check
-from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings
+from strata.trainer.callbacks import listed as listed_callbacks
+from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings, column_names, mapping
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
 from strata.trainer.strategy import AllReduce
@@ -43,6 +44,15 @@ if TYPE_CHECKING:
 
 EXPORT_ROWS = 4
 """Rows of the batch with which a program is captured; one row would look like a constant."""
+_SET_ELSEWHERE = {
+    "checkpoints": "Trainer(checkpoints=…)",
+    "storage_path": "Trainer(checkpoints=…)",
+    "every": "fit(every=…)",
+    "strategy": "fit(every=…)",
+    "ranks": "Trainer(workers=…)",
+    "commit": "Trainer(workers=…)",
+}
+"""Options of checkpoints that another argument determines."""
 
 
 class Trainer:
@@ -60,7 +70,7 @@ class Trainer:
         engine: str = "local",
         features: Features | None = None,
         optimizer_args: Mapping[str, Any] | None = None,
-        callbacks: str | Sequence[str | Callback] = (),
+        callbacks: str | Callback | Sequence[str | Callback] = (),
         checkpoints: str | os.PathLike[str] | None = None,
         checkpoint_options: Mapping[str, Any] | None = None,
         name: str = "",
@@ -91,11 +101,13 @@ class Trainer:
                 the launcher determines it.
             engine: "local" or "ray".
             features: Fitted feature columns, which encode files and tables.
-            callbacks: "json", "tensorboard", "progress", or `Callback` objects.
+            optimizer_args: Keyword arguments for the optimizer, unless it is an instance or a stack.
+            callbacks: "json", "tensorboard", "progress", or `Callback` objects; one or several.
             checkpoints: Directory or URL; by default a new directory below `checkpoints/`.
             checkpoint_options: Arguments for `CheckpointManager`, such as `keep_count` and `storage_options`.
             name: Name of the run for `strata ps` and `strata logs`.
             max_restarts: Number of failures that a run of several workers may survive.
+            logs: Whose output to print with several workers: "rank0", "all" or "none". "auto" is rank 0.
             accumulate: Batches per optimizer step.
             clip_norm: Largest norm of all gradients together.
             clip_value: Largest absolute value of a gradient.
@@ -133,7 +145,7 @@ class Trainer:
                 f"features= is a {type(features).__name__}; pass Features.fit(data, [SparseFeat(…), DenseFeat(…)])",
                 field="features",
             )
-        if strategy is not None and not hasattr(strategy, "bind"):
+        if strategy is not None and (isinstance(strategy, type) or not hasattr(strategy, "bind")):
             raise InvalidArgument(f"strategy={strategy!r} is no strategy; pass AllReduce(…)", field="strategy")
         if checkpoints is not None and not isinstance(checkpoints, str | os.PathLike):
             raise InvalidArgument(f"checkpoints={checkpoints!r} is no directory or URL", field="checkpoints")
@@ -142,15 +154,14 @@ class Trainer:
         self.loss = loss
         self.objective = Objective(loss, class_weights=self.settings.class_weights)
         self.optimizer = optimizer
-        self.optimizer_args = dict(optimizer_args or {})
+        self.optimizer_args = mapping("optimizer_args", optimizer_args)
         self.metrics = metrics
         self.strategy: Strategy = AllReduce() if strategy is None else strategy
         self.workers = workers
         self.engine = engine
-        self.callbacks = [callbacks] if isinstance(callbacks, str) else list(callbacks)
+        self.callbacks = listed_callbacks(callbacks)
         self.checkpoints = checkpoints
-        self.checkpoint_options = dict(checkpoint_options or {})
-        check_options(self.checkpoint_options)
+        self.checkpoint_options = _checkpoint_options(checkpoint_options)
         self.name = name
         self.max_restarts = max_restarts
         self.logs = logs
@@ -158,7 +169,7 @@ class Trainer:
         """Of the last fit."""
         self._last_fit: FitConfig | None = None
         self._last_data: Any = None
-        self._engine()  # refuses an unknown engine now, not after the data were read
+        self._engine()  # refuses invalid arguments of any engine now
 
     # -- what users override ---------------------------------------------------------------------------------------
 
@@ -231,13 +242,16 @@ class Trainer:
             )
         if isinstance(early_stopping, int):
             early_stopping = EarlyStopping(patience=early_stopping)
+        if restore_best is not None and not isinstance(restore_best, bool):
+            raise InvalidArgument(f"restore_best={restore_best!r} must be True, False or None", field="restore_best")
+        strategy_of(every)  # refuses what it does not know
         with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch:
             train = self._resolve(data, scratch)
             config = FitConfig(
                 train=train,
                 valid=None if valid is None else self._resolve(valid, scratch),
-                label=label,
-                inputs=_names(inputs),
+                label=_label(label),
+                inputs=_inputs(inputs),
                 weight=weight,
                 epochs=epochs,
                 max_steps=max_steps,
@@ -355,8 +369,8 @@ class Trainer:
         if last is None:
             return FitConfig(
                 train=data,
-                label=label,
-                inputs=_names(inputs),
+                label=_label(label),
+                inputs=_inputs(inputs),
                 batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
                 shuffle=False,
                 data_options=options,
@@ -364,8 +378,8 @@ class Trainer:
         return replace(
             last,
             train=data,
-            label=last.label if label is None else label,
-            inputs=last.inputs if inputs is None else _names(inputs),
+            label=last.label if label is None else _label(label),
+            inputs=last.inputs if inputs is None else _inputs(inputs),
             batch_size=last.batch_size if batch_size is None else batch_size,
             shuffle=False,
             early_stopping=None,
@@ -393,10 +407,22 @@ class Trainer:
         return described
 
 
-def _names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if isinstance(columns, str):
-        return (columns,)
-    return None if columns is None else tuple(columns)
+def _inputs(columns: Any) -> tuple[str, ...] | None:
+    return None if columns is None else column_names("inputs", columns)
+
+
+def _label(label: Any) -> Label:
+    is_used_as_given = label is None or isinstance(label, str) or callable(label)
+    return label if is_used_as_given else column_names("label", label)
+
+
+def _checkpoint_options(given: Any) -> dict[str, Any]:
+    options = mapping("checkpoint_options", given)
+    check_options(options)
+    for name, place in _SET_ELSEWHERE.items():
+        if name in options:
+            raise InvalidArgument(f"checkpoint_options= has {name!r}, which {place} sets", field="checkpoint_options")
+    return options
 
 
 def _module(module: Any, features: Features | None) -> nn.Module:
