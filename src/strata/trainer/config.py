@@ -72,7 +72,6 @@ class FitConfig:
     shuffle: bool = True
     early_stopping: EarlyStopping | None = None
     monitor: str = ""
-    every: Any = None
     data_options: Mapping[str, Any] = field(default_factory=dict)
     num_inputs: int | None = None
     """Elements of a tuple that are inputs, without the target; None if it is unknown."""

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from strata.train.context import Context
 
 T = TypeVar("T")
-Work = "Callable[[Session], T]"
 MAX_CALL_BYTES = 16 << 30
 """Largest pickled job: the module's weights and the arrays that the user passed."""
 DEFAULT_STEPS = 500

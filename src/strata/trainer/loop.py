@@ -1,8 +1,8 @@
 """The training loop, as it runs on every worker.
 
-`Loop.run` is the whole of it: epochs of optimizer steps, and the end of each epoch. What a step consists of, `step` and
-`update` show. Everything that makes it exact after a failure is the context's: it yields the remaining epochs, its
-loader continues at the next row, and `maybe_checkpoint` saves, stops or rescales between two optimizer steps.
+`Loop.run` makes the optimizer steps of each epoch and ends the epoch; `step` and `update` make one optimizer step. The
+context makes it exact after a failure: it yields the remaining epochs, its loader continues at the next row, and
+`maybe_checkpoint` saves, stops or rescales between two optimizer steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Loop:
         """Sum of the loss over this rank's rows in this epoch."""
         self._num_rows = 0
         self._last_loss = math.nan
-        self._seconds = {"train_s": 0.0, "valid_s": 0.0}
+        self.seconds = {"train_s": 0.0, "valid_s": 0.0}
         self.first_step_s: float | None = None
         self.state: dict[str, Any] = {"module": parts.module, "optimizer": parts.optimizer, "trainer": self}
 
@@ -125,9 +125,9 @@ class Loop:
             parts.bound.finish()
             found = parts.evaluator.evaluate(parts.valid)
             row |= {f"valid_{name}": value for name, value in found.items()}
-            self._seconds["valid_s"] += time.perf_counter() - began_s
+            self.seconds["valid_s"] += time.perf_counter() - began_s
         row |= {"learning_rate": parts.learning_rate, "seconds": seconds, "rows_per_s": num_rows / max(seconds, 1e-9)}
-        self._seconds["train_s"] += seconds
+        self.seconds["train_s"] += seconds
         self._loss_sum, self._num_rows = 0.0, 0
         is_best = parts.history.add(row)
         parts.after_epoch(row)
@@ -135,10 +135,6 @@ class Loop:
         if parts.valid is not None and is_best and not self.is_cut:
             metadata = {parts.history.monitor: row[parts.history.monitor]}
             ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        return self._seconds
 
     def _note(self, loss: torch.Tensor, batch: Batch) -> None:
         value = self._last_loss = loss.item()

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from strata.trainer.config import FitConfig, Settings
     from strata.trainer.evaluation import Evaluator
     from strata.trainer.history import History
-    from strata.trainer.objective import Objective
     from strata.trainer.strategy import Bound
     from strata.trainer.trainer import Trainer
 
@@ -55,7 +54,6 @@ class Parts:
         self.config = config
         self.module: nn.Module = trainer.module
         self.bound = bound
-        self.objective: Objective = trainer.objective
         self.is_loss_sum = trainer.objective.is_sum
         self.optimizer = optimizer
         self.loader = loader
@@ -64,8 +62,6 @@ class Parts:
         self.history = history
         self.callbacks = callbacks
         self.replicated = _replicated_names(self.module, bound)
-        self.num_skipped = 0
-        """Steps that were left out because of on_nan="skip"."""
         settings = trainer.settings
         self._splitter = splitter
         self._world_size = ranks.world_size
@@ -134,7 +130,6 @@ class Parts:
         norm = nn.utils.clip_grad_norm_(self._parameters, limit)
         if not self._checks_gradients or torch.isfinite(norm):
             return True
-        self.num_skipped += 1
         if settings.on_nan == "stop":
             self.history.stop_reason = f"a gradient is not finite (norm {norm.item():g})"
         return False
@@ -163,10 +158,9 @@ class Parts:
     def state_dict(self) -> dict[str, Any]:
         stateful = {"scheduler": self._scheduler, "ema": self._ema, "strategy": self.bound, "history": self.history}
         states = {name: each.state_dict() for name, each in stateful.items() if each is not None}
-        return {**states, "scaler": self.scaler.state_dict(), "num_skipped": self.num_skipped}
+        return {**states, "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.num_skipped = int(state["num_skipped"])
         self.history.load_state_dict(state["history"])
         self.bound.load_state_dict(state["strategy"])
         self.scaler.load_state_dict(state["scaler"])

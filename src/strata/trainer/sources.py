@@ -312,7 +312,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_table(data: Any) -> bool:
-    """Return whether it is an Arrow table or a pandas DataFrame, without importing either."""
+    """Return whether it is a table of Arrow, pandas or Polars, without importing any of them."""
     return type(data).__module__.split(".")[0] in ("pyarrow", "pandas", "polars")
 
 

@@ -259,7 +259,6 @@ class Trainer:
                 shuffle=True if shuffle is None else shuffle,
                 early_stopping=early_stopping,
                 monitor=monitor,
-                every=every,
                 data_options=data_options,
                 is_resumed=resume,
                 started_s=time.time(),
