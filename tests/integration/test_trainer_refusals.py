@@ -219,6 +219,8 @@ OF_TRAINER: list[tuple[str, Any, str]] = [
     ("checkpoint_options", {"keep_cuont": 1}, "did you mean keep_count=?"),
     ("checkpoint_options", {"every": 5}, "checkpoint_options= has 'every', which fit(every=…) sets"),
     ("checkpoint_options", {"strategy": 5}, "fit(every=…)"),
+    ("checkpoint_options", {"keep_count": 0}, "keep_count=0 is invalid; use an integer of 1 or more"),
+    ("checkpoint_options", {"saver": "pigeon"}, "saver='pigeon' is invalid"),
     ("name", 3, "name=3 is not a valid directory name"),
     ("name", "../up", "name='../up' is not a valid directory name"),
     ("name", "x" * 64, "use up to 63 letters"),

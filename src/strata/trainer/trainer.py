@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from strata.checkpoint import CheckpointManager
 from strata.errors import InvalidArgument
+from strata.storage.memory import MemoryStore
 from strata.train.startup import check_options, strategy_of
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
@@ -53,6 +55,8 @@ _SET_ELSEWHERE = {
     "commit": "Trainer(workers=…)",
 }
 """Options of checkpoints that another argument determines."""
+_OF_A_PLACE = ("bucket", "storage_type", "storage_options", "store")
+"""Options of checkpoints that are checked where a fit opens their directory or URL."""
 
 
 class Trainer:
@@ -421,6 +425,10 @@ def _checkpoint_options(given: Any) -> dict[str, Any]:
     for name, place in _SET_ELSEWHERE.items():
         if name in options:
             raise InvalidArgument(f"checkpoint_options= has {name!r}, which {place} sets", field="checkpoint_options")
+    of_any_place = {name: value for name, value in options.items() if name not in _OF_A_PLACE}
+    if of_any_place.get("saver") == "process":  # which a store in memory does not have
+        del of_any_place["saver"]
+    CheckpointManager(store=MemoryStore(), **of_any_place).close()  # refuses values that are invalid
     return options
 
 
