@@ -224,13 +224,13 @@ def test_classes_without_a_weight_count_with_one() -> None:
 
 @pytest.mark.parametrize("wrong", [{}, {-1: 1.0}, [1.0, 2.0], {"a": 1.0}])
 def test_class_weights_of_another_form_are_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match="is no mapping from class numbers"):
+    with pytest.raises(InvalidArgument, match="is not a mapping from class numbers"):
         trainer(class_weights=wrong)
 
 
 def test_weights_that_cannot_be_applied_are_refused() -> None:
     x, y = arrays(20)
-    with pytest.raises(InvalidArgument, match="weight='w' is no column of the batch"):
+    with pytest.raises(InvalidArgument, match="weight='w' is not a column of the batch"):
         trainer().fit((x, y), weight="w")
     with pytest.raises(InvalidArgument, match="weight= needs loss="):
         trainer(Outputs(), None).fit({"x": x, "y": y, "w": y}, weight="w")
@@ -334,7 +334,7 @@ def test_validation_data_without_the_label_is_refused_before_the_first_step() ->
     module = network()
     module.register_forward_hook(lambda *_: steps.append(1))
 
-    with pytest.raises(InvalidArgument, match="label='y' is no column of the data; Columns: input"):
+    with pytest.raises(InvalidArgument, match="label='y' is not a column of the data; Columns: input"):
         trainer(module).fit({"input": x, "y": y}, label="y", valid={"input": x})
 
     assert not steps

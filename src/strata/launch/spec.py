@@ -130,7 +130,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("no script is given; name one", field="script")
         if not _is_count(self.max_restarts):
             raise ConfigError(
-                f"max_restarts={self.max_restarts!r} is no number of restarts; use a whole number, 0 for none",
+                f"max_restarts={self.max_restarts!r} is not a number of restarts; use a whole number, 0 for none",
                 field="max_restarts",
             )
         for name in ("grace_s", "step_timeout_s", "min_wait_s", "cpus_per_worker", "gpus_per_worker"):

@@ -139,7 +139,7 @@ def _decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool =
     """Return how batches are passed to the module, if the data reveal their columns before the first batch.
 
     Raises:
-        InvalidArgument: The label or an input is no column.
+        InvalidArgument: The label or an input is not a column.
     """
     columns = sources.column_names(config.train, config.data_options)
     if columns is None:
@@ -148,7 +148,9 @@ def _decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool =
     if needs_target and _takes_target(trainer, config) and not callable(config.label):
         check_label(labels, columns)
     if needs_target and config.weight is not None and config.weight not in columns:
-        raise InvalidArgument(f"weight={config.weight!r} is no column; columns: {', '.join(columns)}", field="weight")
+        raise InvalidArgument(
+            f"weight={config.weight!r} is not a column; columns: {', '.join(columns)}", field="weight"
+        )
     features = trainer.features
     if features is not None and sources.is_path(config.train):
         varlen = [each.name for each in features.fields if each.kind == "varlen"]

@@ -46,7 +46,7 @@ class Settings:
             _require(value is None or (_is_number(value) and value > 0), name, value, "must be a number above 0")
         _require(self.ema is None or _is_share(self.ema), "ema", self.ema, "is the decay; it must be between 0 and 1")
         is_function = self.scheduler is None or callable(self.scheduler)
-        cure = "is no function of the optimizer; write scheduler=lambda optimizer: StepLR(optimizer, 10)"
+        cure = "is not a function of the optimizer; write scheduler=lambda optimizer: StepLR(optimizer, 10)"
         _require(is_function, "scheduler", self.scheduler, cure)
         is_compile = isinstance(self.compile, bool | Mapping)
         _require(is_compile, "compile", self.compile, "must be True, False or a dict of arguments for torch.compile")
@@ -103,7 +103,7 @@ def column_names(argument: str, columns: Any) -> tuple[str, ...]:
     """Return the names of columns that a user passed: one, or several.
 
     Raises:
-        InvalidArgument: They are no names.
+        InvalidArgument: They are not names.
     """
     names = (columns,) if isinstance(columns, str) else tuple(columns) if isinstance(columns, Iterable) else ()
     are_names = bool(names) and all(isinstance(each, str) for each in names)
@@ -115,7 +115,7 @@ def mapping(argument: str, given: Any) -> dict[str, Any]:
     """Return keyword arguments that a user passed as a dict; empty for None.
 
     Raises:
-        InvalidArgument: It is no dict, or a key is no name.
+        InvalidArgument: It is not a dict, or a key is not a string.
     """
     is_mapping = given is None or (isinstance(given, Mapping) and all(isinstance(key, str) for key in given))
     _require(is_mapping, argument, given, f"must be a dict of arguments; write {argument}={{'name': value}}")

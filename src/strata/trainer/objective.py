@@ -151,7 +151,7 @@ def _table(class_weights: Any) -> torch.Tensor:
         weights = {}
     if not weights or min(weights) < 0 or min(weights.values()) < 0:
         raise InvalidArgument(
-            f"class_weights={class_weights!r} is no mapping from class numbers to weights; write {{0: 1.0, 1: 4.0}}",
+            f"class_weights={class_weights!r} is not a mapping from class numbers to weights; write {{0: 1.0, 1: 4.0}}",
             field="class_weights",
         )
     table = torch.ones(max(weights) + 2)

@@ -92,7 +92,7 @@ def _other_optimizer(own: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[s
     if counts != saved_counts:
         return f"it was saved with groups of {saved_counts} parameters and has groups of {counts}"
     missing, unknown = sorted(own[0].keys() - saved[0].keys()), sorted(saved[0].keys() - own[0].keys())
-    # One of them alone is no other optimizer: new versions of torch add settings, and schedulers add their own.
+    # One of them alone does not make another optimizer: new versions of torch and schedulers add settings.
     if missing and unknown:
         return f"the checkpoint has the settings {_listed(unknown)} of another optimizer, and not {_listed(missing)}"
     return ""

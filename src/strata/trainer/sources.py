@@ -90,7 +90,7 @@ def resolve(data: Any, *, has_features: bool, scratch: Path) -> Any:
         return ArrayRows(data)
     if is_map_style(data):
         return data
-    raise InvalidArgument(f"a {type(data).__name__} is no data to train on; pass {_ADVICE}", field="data")
+    raise InvalidArgument(f"cannot train on a {type(data).__name__}; pass {_ADVICE}", field="data")
 
 
 def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:

@@ -150,9 +150,9 @@ class Trainer:
                 field="features",
             )
         if strategy is not None and (isinstance(strategy, type) or not hasattr(strategy, "bind")):
-            raise InvalidArgument(f"strategy={strategy!r} is no strategy; pass AllReduce(…)", field="strategy")
+            raise InvalidArgument(f"strategy={strategy!r} is not a strategy; pass AllReduce(…)", field="strategy")
         if checkpoints is not None and not isinstance(checkpoints, str | os.PathLike):
-            raise InvalidArgument(f"checkpoints={checkpoints!r} is no directory or URL", field="checkpoints")
+            raise InvalidArgument(f"checkpoints={checkpoints!r} is not a directory or URL", field="checkpoints")
         self.features = features
         self.module = _module(module, features)
         self.loss = loss
@@ -436,7 +436,7 @@ def _module(module: Any, features: Features | None) -> nn.Module:
     if isinstance(module, nn.Module):
         return module
     if not callable(module):
-        raise InvalidArgument(f"module={module!r} is no nn.Module; pass an instance of your class", field="module")
+        raise InvalidArgument(f"module={module!r} is not an nn.Module; pass an instance of your class", field="module")
     if features is None:
         name = getattr(module, "__name__", repr(module))
         raise InvalidArgument(
