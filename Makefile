@@ -80,12 +80,13 @@ lock: ## Resolve requirements/*.txt again, keeping versions (ARGS=--upgrade: tak
 	scripts/lock.sh $(ARGS)
 
 .PHONY: bench-setup
-bench-setup: ## Build .venv-peers, the systems that benchmarks compare against
+bench-setup: setup ## Build .venv-peers, the systems that benchmarks compare against, and fetch the public data sets
 	@scripts/setup_venv.sh peers
 	@scripts/bench_packages.sh
+	@$(BIN)/python -m strata.bench.contenders.models_data
 
 .PHONY: bench
-bench: setup bench-setup ## Run every benchmark (ARGS=--quick)
+bench: bench-setup ## Run every benchmark (ARGS=--quick)
 	$(BIN)/strata bench --all $(ARGS)
 
 .PHONY: system-packages

@@ -13,4 +13,4 @@ __all__ = ["postgres"]
 
 pytest.register_assert_rewrite("coordinator_contract", "journal_contract", "leadership_contract", "store_contract")
 pytest.register_assert_rewrite("data_format_contract", "data_source_contract", "workers_contract")
-pytest.register_assert_rewrite("metric_contract", "strategy_contract", "engine_contract")
+pytest.register_assert_rewrite("metric_contract", "strategy_contract", "engine_contract", "callback_contract")

@@ -105,9 +105,27 @@ def test_a_data_set_that_cannot_be_fetched_is_absent_without_failure(name: str, 
     answer = contender(name, **nowhere)
 
     package = models_data.FLIGHTS_PACKAGE if name == "flights" else models_data.MOVIELENS_PACKAGE
-    assert answer.keys() == {"not_installed"}
-    assert package in answer["not_installed"]
+    assert answer.keys() == {"not_fetched"}
+    assert package in answer["not_fetched"]
     assert list(place.iterdir()) == []
+
+
+def test_the_setup_of_benchmarks_fetches_what_is_missing_and_reports_the_rest(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_movielens(place)
+    makefile = Path(__file__).parents[2] / "Makefile"
+
+    def refuse(*_: Any) -> Path:
+        raise models_data.NotFetched("the registry does not answer")
+
+    monkeypatch.setattr(models_data, "_download", refuse)
+    models_data.fetch_all()
+
+    printed = capsys.readouterr()
+    assert printed.out == f"bench data: {place / models_data.MOVIELENS}\n"
+    assert "the registry does not answer; the benchmark runs without flights-3m.parquet" in printed.err
+    assert f"-m {models_data.__name__}" in makefile.read_text().partition("\nbench-setup:")[2].partition("\n\n")[0]
 
 
 def test_ratings_are_joined_with_users_and_movies(place: Path) -> None:

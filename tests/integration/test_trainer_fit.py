@@ -439,7 +439,7 @@ def test_a_label_that_does_not_exist_is_refused_before_the_first_step(tmp_path: 
     unknown = refusal(InvalidArgument, lambda: trainer(Regression(), loss=nn.MSELoss()).fit(path, label="yy"))
     missing = refusal(InvalidArgument, lambda: trainer(Regression(), loss=nn.MSELoss()).fit(path))
 
-    assert "label='yy' is no column of the data; did you mean 'y'?" in unknown
+    assert "label='yy' is not a column of the data; did you mean 'y'?" in unknown
     assert "label= is missing" in missing
     assert not Path("checkpoints").exists()
 

@@ -138,6 +138,13 @@ def test_only_the_last_line_of_the_output_is_parsed() -> None:
     assert found == Sample("a", 0, {"ours_ms": 3.0}, {"x": "1"})
 
 
+def test_a_contender_without_its_data_is_absent_with_the_reason_and_the_cure() -> None:
+    found = answer('{"not_fetched": "npm is not installed"}')
+
+    assert isinstance(found, Absent)
+    assert found.note == "npm is not installed; when that is solved, run `make bench-setup`, which fetches it"
+
+
 def test_a_peer_that_is_not_installed_is_absent_with_the_install_command() -> None:
     found = answer('{"not_installed": "uhashring"}')
     assert found == Absent("a", "uhashring is not installed; run `make bench-setup`")

@@ -99,8 +99,12 @@ def test_a_feature_is_a_column_of_the_encoded_matrix() -> None:
 @pytest.mark.parametrize(
     ("forward", "inputs", "message"),
     [
-        (lambda user, prize: None, None, "'prize', which is no column of the data (did you mean 'price'?)"),
-        (lambda x: None, ["user", "itm"], "inputs= names 'itm', which is no column of the data (did you mean 'item'?)"),
+        (lambda user, prize: None, None, "'prize', which is not a column of the data (did you mean 'price'?)"),
+        (
+            lambda x: None,
+            ["user", "itm"],
+            "inputs= names 'itm', which is not a column of the data (did you mean 'item'?)",
+        ),
         (lambda a, b, c: None, ["user"], "forward takes 3 arguments (a, b, c), but inputs= names 1 columns"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,5 +71,14 @@ def test_a_restored_history_decides_as_an_uninterrupted_one(values: list[float],
 def test_an_unknown_key_and_invalid_settings_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="monitor='valid_auc' is not in the history; it has loss"):
         History("valid_auc", "higher").add({"loss": 1.0})
-    with pytest.raises(InvalidArgument, match="patience=0 must be at least 1"):
+    with pytest.raises(InvalidArgument, match="patience=0 must be a whole number, at least 1"):
         EarlyStopping(patience=0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"patience": "3"}, {"patience": True}, {"min_delta": "0"}, {"min_delta": -1.0}, {"monitor": 3}]
+)
+def test_a_setting_of_early_stopping_with_a_wrong_type_is_refused(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(InvalidArgument, match=f"{name}={value!r} must be"):
+        EarlyStopping(**wrong)

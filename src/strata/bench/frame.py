@@ -4,6 +4,7 @@ A contender is a Python module that measures and prints one JSON object as its l
 
     {"figures": {"assign_10k_ms": 1.7}, "versions": {"uhashring": "2.4"}}      versions of peers' packages
     {"not_installed": "uhashring"}                                             the peer is missing; not an error
+    {"not_fetched": "npm is not installed"}                                    its data is missing; not an error
 
 It receives `--quick` for a fast run with small sizes, and reads settings and the number of the round from its
 environment.
@@ -199,7 +200,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A contender that is not installed, and how to install it."""
+    """A contender that is not installed or has no data, and the cure."""
 
     contender: str
     note: str
@@ -256,6 +257,8 @@ def read_answer(stdout: str, *, contender: str, round_: int, known: frozenset[st
     match answer:
         case {"not_installed": str(package)}:
             return Absent(contender, f"{package} is not installed; run `make bench-setup`")
+        case {"not_fetched": str(reason)}:
+            return Absent(contender, f"{reason}; when that is solved, run `make bench-setup`, which fetches it")
         case {"figures": dict(figures)}:
             wrong = [key for key, value in figures.items() if key not in known or not _is_number(value)]
             if wrong or not figures:

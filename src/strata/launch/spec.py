@@ -121,16 +121,17 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
         return shlex.join([*script, *self.arguments])
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not _is_name(self.name):
             raise ConfigError(
                 f"name={self.name!r} is not a valid directory name; use up to 63 letters, digits, dots and dashes",
                 field="name",
             )
         if not self.script:
             raise ConfigError("no script is given; name one", field="script")
-        if self.max_restarts < 0:
+        if not _is_count(self.max_restarts):
             raise ConfigError(
-                f"max_restarts={self.max_restarts} is negative; use 0 for no restarts", field="max_restarts"
+                f"max_restarts={self.max_restarts!r} is not a number of restarts; use a whole number, 0 for none",
+                field="max_restarts",
             )
         for name in ("grace_s", "step_timeout_s", "min_wait_s", "cpus_per_worker", "gpus_per_worker"):
             value = getattr(self, name)
@@ -157,3 +158,11 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "--nnodes does not apply to a Ray cluster, which has its own nodes; leave it out", field="nnodes"
             )
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -115,16 +115,14 @@ def strategy_of(every: int | str | Strategy | None) -> Strategy:
     """Return the strategy for a number of steps, a time, or a strategy.
 
     Raises:
-        ConfigError: The text is neither a number nor a time.
+        ConfigError: It is none of these.
     """
     if every is None:
         return Adaptive()
-    if isinstance(every, int):
-        return EverySteps(every)
-    if not isinstance(every, str):
+    if not isinstance(every, int | str | type) and hasattr(every, "decide"):
         return every
-    text = every.strip()
-    if text.isdigit():
+    text = "" if isinstance(every, bool) else str(every).strip()
+    if text.isdecimal() and int(text):
         return EverySteps(int(text))
     found = _SECONDS.fullmatch(text)
     if found is None:

@@ -129,7 +129,7 @@ class Splitter:
             return None
         if not isinstance(raw, Mapping) or self._weight not in raw:
             raise InvalidArgument(
-                f"weight={self._weight!r} is no column of the batch: {describe(raw)}; let the dataset return "
+                f"weight={self._weight!r} is not a column of the batch: {describe(raw)}; let the dataset return "
                 "dictionaries with this key, or leave weight= out",
                 field="weight",
             )
@@ -168,7 +168,7 @@ def check_label(labels: Sequence[str], columns: Sequence[str]) -> None:
             close = difflib.get_close_matches(name, columns, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise InvalidArgument(
-                f"label={name!r} is no column of the data; {hint}Columns: {', '.join(columns)}", field="label"
+                f"label={name!r} is not a column of the data; {hint}Columns: {', '.join(columns)}", field="label"
             )
 
 

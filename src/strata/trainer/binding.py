@@ -1,7 +1,7 @@
 """How a batch becomes the arguments of a module's `forward`: decided once, before the first step, without running it.
 
     forward(self, user, item)      columns of these names, and only these are read
-    forward(self, batch)           one parameter that is no column: the whole batch, a mapping without the label
+    forward(self, batch)           one parameter that is not a column: the whole batch, a mapping without the label
     forward(self, x), inputs=[…]   … with `inputs`, those columns as one float matrix
     forward(self, *tensors)        what a Dataset or tensors deliver, in their order
 
@@ -69,7 +69,7 @@ def bind(
         parts: See `Binding.parts`.
 
     Raises:
-        InvalidArgument: A parameter is no column, or an input does not exist.
+        InvalidArgument: A parameter is not a column, or an input does not exist.
     """
     parts = parts or {}
     if columns is None:
@@ -91,9 +91,9 @@ def bind(
     missing = [name for name in required if name not in known]
     if missing:
         raise InvalidArgument(
-            f"forward({', '.join([*required, *optional])}) has the parameter {missing[0]!r}, which is no column of the "
-            f"data{_nearest(missing[0], known)}; name the parameters after columns, give them defaults, take the whole "
-            f"batch with forward(batch), or pass inputs=[…]. Columns: {', '.join(known)}",
+            f"forward({', '.join([*required, *optional])}) has the parameter {missing[0]!r}, which is not a column of "
+            f"the data{_nearest(missing[0], known)}; name the parameters after columns, give them defaults, take the "
+            f"whole batch with forward(batch), or pass inputs=[…]. Columns: {', '.join(known)}",
             field="module",
         )
     chosen = [*required, *(name for name in optional if name in known)]
@@ -112,7 +112,7 @@ def _bind_inputs(
     for name in inputs:
         if name not in known:
             raise InvalidArgument(
-                f"inputs= names {name!r}, which is no column of the data{_nearest(name, known)}; columns: "
+                f"inputs= names {name!r}, which is not a column of the data{_nearest(name, known)}; columns: "
                 f"{', '.join(known)}",
                 field="inputs",
             )

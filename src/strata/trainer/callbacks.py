@@ -1,7 +1,7 @@
-"""Callbacks: what a fit reports while it runs. They run on rank 0, between steps.
+"""Callbacks: what a fit reports while it runs. They run on rank 0, between steps, in the order of the user's list.
 
-A resumed run repeats no report: `on_start` receives the rows of the epochs before, so that a logger replaces what it
-wrote after the checkpoint.
+Callbacks are not part of checkpoints. After a restart, `on_start` receives the step and the history of the checkpoint,
+so that a logger replaces what it wrote later: the steps after the checkpoint are made and reported again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from strata.trainer.history import Result
 
 
+FLUSH_S = 5
+"""Longest time until a reported step is in the file of the TensorBoard callback, and survives a kill."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """What is known when training starts or resumes."""
@@ -32,8 +38,9 @@ class RunInfo:
     steps_per_epoch: int | None
     """None if the loader does not know its length."""
     step: int
-    """0, or the last step before a resume."""
+    """0, or the step of the checkpoint that the run resumes from."""
     history: Sequence[Mapping[str, float]]
+    """The rows of the epochs up to that step."""
     world_size: int
     checkpoints: str
 
@@ -48,7 +55,7 @@ class StepInfo:
 
 
 class Callback:
-    """Override what you need. A method that raises ends the training."""
+    """Override what you need. A method that raises ends the training; its exception reaches the caller of `fit`."""
 
     def on_start(self, run: RunInfo) -> None:
         """Called before the first step, also after a restart."""
@@ -62,10 +69,56 @@ class Callback:
     def on_end(self, result: Result) -> None:
         """Called once, after training and its last save."""
 
+    def close(self) -> None:
+        """Called last, also if training failed or was interrupted: release what is open."""
+
+
+class Callbacks:
+    """The callbacks of one worker as one. An exception gets a note that names the callback."""
+
+    def __init__(self, members: Sequence[Callback]) -> None:
+        self._members = members
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def on_start(self, run: RunInfo) -> None:
+        for each in self._members:
+            _call(each, "on_start", run)
+
+    def on_step(self, step: StepInfo) -> None:
+        for each in self._members:
+            _call(each, "on_step", step)
+
+    def on_epoch(self, row: Mapping[str, float]) -> None:
+        for each in self._members:
+            _call(each, "on_epoch", dict(row))  # its own copy, which it may change
+
+    def on_end(self, result: Result) -> None:
+        for each in self._members:
+            _call(each, "on_end", result)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:  # closes the others even if one raises
+            for each in self._members:
+                if hasattr(each, "close"):
+                    stack.callback(_call, each, "close")
+
+
+def _call(callback: Callback, method: str, *arguments: Any) -> None:
+    try:
+        getattr(callback, method)(*arguments)
+    except Exception as error:
+        error.add_note(f"raised by {method} of the callback {type(callback).__name__}")
+        raise
+
 
 @dataclass(slots=True)
 class JsonLogger(Callback):
-    """Writes one JSON object per epoch to a file, which is replaced as a whole and therefore never half-written."""
+    """Writes one JSON object per epoch to a file, which is replaced as a whole and therefore never half-written.
+
+    A value that is not finite becomes null: JSON has no NaN.
+    """
 
     path: str | os.PathLike[str] = "history.jsonl"
     _rows: list[Mapping[str, float]] = field(default_factory=list, repr=False)
@@ -82,8 +135,12 @@ class JsonLogger(Callback):
         path = Path(self.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.new")
-        draft.write_text("".join(json.dumps(row) + "\n" for row in self._rows), encoding="utf-8")
+        draft.write_text("".join(json.dumps(_finite(row)) + "\n" for row in self._rows), encoding="utf-8")
         draft.replace(path)
+
+
+def _finite(row: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in row.items()}
 
 
 @dataclass(slots=True)
@@ -94,8 +151,15 @@ class TensorBoard(Callback):
     _writer: Any = field(default=None, repr=False)
 
     def on_start(self, run: RunInfo) -> None:
-        # Steps after a checkpoint are repeated after a restart; TensorBoard drops their first version.
-        self._writer = _summary_writer()(os.fspath(self.directory), purge_step=run.step + 1)
+        # TensorBoard drops what the directory has from `purge_step` on: those steps are reported again. So is an epoch
+        # that ended with the saved step, unless its row was saved too.
+        is_row_saved = bool(run.history) and run.history[-1]["step"] == run.step
+        self._writer = _summary_writer()(
+            os.fspath(self.directory),
+            purge_step=run.step + 1 if is_row_saved else run.step,
+            flush_secs=FLUSH_S,
+            filename_suffix=f".{time.time_ns()}",  # without it, a restart within a second would overwrite the file
+        )
 
     def on_step(self, step: StepInfo) -> None:
         self._writer.add_scalar("step/loss", step.loss, step.step)
@@ -107,8 +171,10 @@ class TensorBoard(Callback):
                 self._writer.add_scalar(f"epoch/{name}", value, int(row["step"]))
         self._writer.flush()
 
-    def on_end(self, result: Result) -> None:  # noqa: ARG002 - the protocol's
-        self._writer.close()
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None  # a writer has threads, which cannot be pickled for a later fit
 
 
 def _summary_writer() -> Any:
@@ -151,9 +217,6 @@ class ProgressBar(Callback):
         shown = (f"{name} {value:.4f}" for name, value in row.items() if name not in ("epoch", "step"))
         self._bar.console.print(f"epoch {int(row['epoch']) + 1}: {', '.join(shown)}", highlight=False)
 
-    def on_end(self, result: Result) -> None:  # noqa: ARG002 - the protocol's
-        self.close()
-
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -168,6 +231,18 @@ _BY_NAME: dict[str, type[Callback]] = {
 }
 
 
+def listed(given: Any) -> list[str | Callback]:
+    """Return the callbacks that a user passed, one or several, as a list.
+
+    Raises:
+        InvalidArgument: One of them is neither a name nor a callback.
+    """
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    for each in found:
+        create(each)
+    return found
+
+
 def create(spec: str | Callback) -> Callback:
     """Return the callback with a name, or the callback itself.
 
@@ -176,6 +251,10 @@ def create(spec: str | Callback) -> Callback:
     """
     if isinstance(spec, str) and spec in _BY_NAME:
         return _BY_NAME[spec]()
+    if isinstance(spec, type) and issubclass(spec, Callback):
+        raise InvalidArgument(
+            f"callbacks= has the class {spec.__name__}; pass an instance: {spec.__name__}()", field="callbacks"
+        )
     if isinstance(spec, str) or not all(hasattr(spec, name) for name in ("on_start", "on_step", "on_epoch", "on_end")):
         raise InvalidArgument(
             f"callbacks= has {spec!r}; use {', '.join(map(repr, _BY_NAME))} or a subclass of strata.train.Callback",

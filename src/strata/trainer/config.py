@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -43,14 +43,14 @@ class Settings:
         _require(_is_seed(self.seed), "seed", self.seed, "must be a whole number from 0 to 2147483647")
         for name in ("clip_norm", "clip_value"):
             value = getattr(self, name)
-            is_limit = value is None or (isinstance(value, int | float) and value > 0 and math.isfinite(value))
-            _require(is_limit, name, value, "must be a number above 0")
+            _require(value is None or (_is_number(value) and value > 0), name, value, "must be a number above 0")
         _require(self.ema is None or _is_share(self.ema), "ema", self.ema, "is the decay; it must be between 0 and 1")
         is_function = self.scheduler is None or callable(self.scheduler)
-        cure = "is no function of the optimizer; write scheduler=lambda optimizer: StepLR(optimizer, 10)"
+        cure = "is not a function of the optimizer; write scheduler=lambda optimizer: StepLR(optimizer, 10)"
         _require(is_function, "scheduler", self.scheduler, cure)
         is_compile = isinstance(self.compile, bool | Mapping)
         _require(is_compile, "compile", self.compile, "must be True, False or a dict of arguments for torch.compile")
+        _require_flag("deterministic", self.deterministic)
         for name, choices in (("precision", Precision), ("on_nan", OnNan), ("scheduler_every", Every)):
             value = getattr(self, name)
             _require(value in get_args(choices), name, value, f"is unknown; use one of {', '.join(get_args(choices))}")
@@ -72,7 +72,6 @@ class FitConfig:
     shuffle: bool = True
     early_stopping: EarlyStopping | None = None
     monitor: str = ""
-    every: Any = None
     data_options: Mapping[str, Any] = field(default_factory=dict)
     num_inputs: int | None = None
     """Elements of a tuple that are inputs, without the target; None if it is unknown."""
@@ -86,11 +85,11 @@ class FitConfig:
         _require_count("batch_size", self.batch_size)
         if self.max_steps is not None:
             _require_count("max_steps", self.max_steps)
-        for name in ("shuffle", "is_resumed"):
-            value = getattr(self, name)
-            _require(isinstance(value, bool), name.replace("is_resumed", "resume"), value, "must be True or False")
+        _require_flag("shuffle", self.shuffle)
+        _require_flag("resume", self.is_resumed)
         is_name = self.weight is None or isinstance(self.weight, str)
         _require(is_name, "weight", self.weight, "must be the name of a column")
+        _require(isinstance(self.monitor, str), "monitor", self.monitor, "must be a key of the history, as 'valid_auc'")
         monitor = self.monitor or (self.early_stopping.monitor if self.early_stopping is not None else "")
         if self.early_stopping is not None and self.valid is None and not monitor:
             raise InvalidArgument(
@@ -100,12 +99,43 @@ class FitConfig:
             )
 
 
+def column_names(argument: str, columns: Any) -> tuple[str, ...]:
+    """Return the names of columns that a user passed: one, or several.
+
+    Raises:
+        InvalidArgument: They are not names.
+    """
+    names = (columns,) if isinstance(columns, str) else tuple(columns) if isinstance(columns, Iterable) else ()
+    are_names = bool(names) and all(isinstance(each, str) for each in names)
+    _require(are_names, argument, columns, f"must be the name of a column or several: {argument}=['a', 'b']")
+    return names
+
+
+def mapping(argument: str, given: Any) -> dict[str, Any]:
+    """Return keyword arguments that a user passed as a dict; empty for None.
+
+    Raises:
+        InvalidArgument: It is not a dict, or a key is not a string.
+    """
+    is_mapping = given is None or (isinstance(given, Mapping) and all(isinstance(key, str) for key in given))
+    _require(is_mapping, argument, given, f"must be a dict of arguments; write {argument}={{'name': value}}")
+    return dict(given or {})
+
+
 def _is_seed(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value < 1 << 31
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
 
 
 def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < 1
+    return _is_number(value) and 0 < value < 1
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require_flag(name: str, value: Any) -> None:
+    _require(isinstance(value, bool), name, value, "must be True or False")
 
 
 def _require_count(name: str, value: Any) -> None:

@@ -1,4 +1,6 @@
-"""Explains errors that a user's module raises: which inputs it received, and which id is outside which table."""
+"""Explains errors that a user's module raises: which inputs it received, which id is outside which table, and which
+batch is too small for a BatchNorm.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,15 @@ from strata.errors import InvalidArgument, StrataError
 from strata.trainer.binding import describe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from strata.data.order.steps import Steps
     from strata.trainer.batches import Batch
 
 OF_MODULES = (IndexError, RuntimeError, TypeError, ValueError)
 """What a module raises if it does not fit the data."""
+_ONE_VALUE = "Expected more than 1 value per channel"
+"""What torch's BatchNorm raises for a single row."""
 
 
 def explain(error: BaseException, module: nn.Module, batch: Batch, *, is_first: bool) -> None:
@@ -26,10 +33,16 @@ def explain(error: BaseException, module: nn.Module, batch: Batch, *, is_first: 
     left as it is, except for an id that is outside its table.
 
     Raises:
-        InvalidArgument: With the inputs, or the id and the table.
+        InvalidArgument: With the inputs, the id and the table, or the number of rows.
     """
     if isinstance(error, StrataError):
         return
+    if _ONE_VALUE in str(error) and batch.num_rows == 1:
+        raise InvalidArgument(
+            "a batch has a single row, and BatchNorm needs two to train on; leave incomplete batches out with "
+            "drop_last=True, or choose another batch_size",
+            field="batch_size",
+        ) from error
     outside = _id_outside_its_table(module, batch) if isinstance(error, IndexError | RuntimeError) else ""
     if outside:
         raise InvalidArgument(outside, field="data") from error
@@ -40,6 +53,50 @@ def explain(error: BaseException, module: nn.Module, batch: Batch, *, is_first: 
             f"is {describe(batch.target)}. Choose the columns with inputs=[…], or change the module",
             field="module",
         ) from error
+
+
+@contextlib.contextmanager
+def single_rows_refused(module: nn.Module, steps: Steps, *, num_rows: int, cure: str) -> Iterator[None]:
+    """Within this context, a forward pass raises if the last batch of the epoch has a row that BatchNorm cannot take.
+
+    Whether it can is known in any batch: a BatchNorm over images gets many values per row, one over a matrix gets one.
+    All ranks raise together, since each knows the rows of all.
+
+    Args:
+        num_rows: Rows of the batch of this forward pass.
+        cure: How to leave the last batch out.
+
+    Raises:
+        InvalidArgument: The last batch has a single row on some rank.
+    """
+    if not steps.num_batches or steps.given_rows(steps.num_batches - 1) // steps.world_size > 1:
+        yield
+        return
+    workers = f" on {steps.world_size} workers" if steps.world_size > 1 else ""
+
+    def check(layer: Any, inputs: tuple[Any, ...]) -> None:
+        uses_batch = layer.training or layer.running_mean is None
+        values = inputs[0] if inputs else None
+        if not uses_batch or not isinstance(values, torch.Tensor) or values.dim() < 2:
+            return
+        if values.numel() == num_rows * values.shape[1]:
+            raise InvalidArgument(
+                f"{steps.num_rows} rows in batches of batch_size={steps.batch_size}{workers} end with a batch of one "
+                f"row, and BatchNorm needs two to train on; leave the last batch out with {cure}, or choose another "
+                "batch_size",
+                field="batch_size",
+            )
+
+    handles = [
+        each.register_forward_pre_hook(check)
+        for each in module.modules()
+        if isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _id_outside_its_table(module: nn.Module, batch: Batch) -> str:

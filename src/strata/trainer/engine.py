@@ -20,6 +20,8 @@ from torch import distributed
 from strata.errors import ConfigError
 from strata.identity import TORCHRUN, Identity
 from strata.launch.environment import read_environment
+from strata.launch.record.log import parse_which
+from strata.launch.spec import RunSpec, Size
 from strata.train.function import Call
 from strata.train.orchestrator import importing_ahead, run_call
 from strata.train.startup import alone, init
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from strata.train.context import Context
 
 T = TypeVar("T")
-Work = "Callable[[Session], T]"
 MAX_CALL_BYTES = 16 << 30
 """Largest pickled job: the module's weights and the arrays that the user passed."""
 DEFAULT_STEPS = 500
@@ -131,13 +132,17 @@ def choose(*, workers: int | str, engine: str, name: str, max_restarts: int, log
     """Return the engine for a Trainer's arguments in this process.
 
     Raises:
-        ConfigError: The engine is unknown.
+        ConfigError: An argument is invalid, even if the engine for this process does not use it.
     """
     if engine not in ("local", "ray"):
         raise ConfigError(f"engine={engine!r} is unknown; use 'local' or 'ray'", field="engine")
+    size = Size.parse(str(workers))
+    parse_which(logs)
+    named = "unnamed" if name == "" else name
+    RunSpec(name=named, script="unknown", workers=size, directory="", checkpoints="", max_restarts=max_restarts)
     if is_worker():
         return Joined()
-    if workers == 1 and engine == "local":
+    if size == Size(1, 1) and engine == "local":
         return Inline()
     return Launched(workers=workers, engine=engine, name=name, max_restarts=max_restarts, logs=logs)
 

@@ -82,7 +82,7 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Use the averaged weights, if there are any."""
+        """Switch the module to evaluation mode, and to the averaged weights if there are any."""
         was_training = self._module.training
         self._module.eval()
         try:
@@ -105,14 +105,10 @@ def _joined(*values: Any) -> Any:
 
 def summed(values: Sequence[float]) -> list[float]:
     """Add up numbers over all ranks, in float64."""
-    if not is_distributed():
+    if not distributed.is_available() or not distributed.is_initialized():
         return list(values)
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     total = torch.tensor(values, dtype=torch.float64, device=device)
     distributed.all_reduce(total)
     result: list[float] = total.tolist()
     return result
-
-
-def is_distributed() -> bool:
-    return distributed.is_available() and distributed.is_initialized()

@@ -33,10 +33,16 @@ class EarlyStopping:
     """Smallest change that counts as an improvement."""
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise InvalidArgument(f"patience={self.patience} must be at least 1", field="patience")
-        if not self.min_delta >= 0.0:
-            raise InvalidArgument(f"min_delta={self.min_delta} must be 0 or more", field="min_delta")
+        patience: object = self.patience
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise InvalidArgument(f"patience={patience!r} must be a whole number, at least 1", field="patience")
+        min_delta: object = self.min_delta
+        if not isinstance(min_delta, int | float) or not min_delta >= 0.0:
+            raise InvalidArgument(f"min_delta={min_delta!r} must be a number, 0 or more", field="min_delta")
+        if not isinstance(self.monitor, str):
+            raise InvalidArgument(
+                f"monitor={self.monitor!r} must be a key of the history, as 'valid_auc'", field="monitor"
+            )
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The training loop, as it runs on every worker.
 
-`Loop.run` is the whole of it: epochs of optimizer steps, and the end of each epoch. What a step consists of, `step` and
-`update` show. Everything that makes it exact after a failure is the context's: it yields the remaining epochs, its
-loader continues at the next row, and `maybe_checkpoint` saves, stops or rescales between two optimizer steps.
+`Loop.run` makes the optimizer steps of each epoch and ends the epoch; `step` and `update` make one optimizer step. The
+context makes it exact after a failure: it yields the remaining epochs, its loader continues at the next row, and
+`maybe_checkpoint` saves, stops or rescales between two optimizer steps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from strata.trainer.parts import Parts
 
 
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
 class NotFinite(StrataError):
     """The loss or a gradient is NaN or infinite."""
 
@@ -43,7 +46,7 @@ class Loop:
         """Sum of the loss over this rank's rows in this epoch."""
         self._num_rows = 0
         self._last_loss = math.nan
-        self._seconds = {"train_s": 0.0, "valid_s": 0.0}
+        self.seconds = {"train_s": 0.0, "valid_s": 0.0}
         self.first_step_s: float | None = None
         self.state: dict[str, Any] = {"module": parts.module, "optimizer": parts.optimizer, "trainer": self}
 
@@ -67,14 +70,14 @@ class Loop:
 
     def step(self, batches: Iterator[tuple[Batch, float, bool]]) -> None:
         """Make one optimizer step from the batches that accumulate into it."""
-        parts = self.parts
+        parts, is_first = self.parts, self.first_step_s is None
         for batch, weight, is_last in batches:
-            with contextlib.nullcontext() if is_last else parts.bound.accumulating():
+            with _NOTHING if is_last else parts.bound.accumulating():
                 try:
-                    with parts.evaluator.autocast():
+                    with parts.evaluator.autocast(), parts.first_look(batch) if is_first else _NOTHING:
                         loss = parts.trainer.training_step(parts.bound.module, batch)
                 except OF_MODULES as error:
-                    explain(error, parts.module, batch, is_first=self.first_step_s is None)
+                    explain(error, parts.module, batch, is_first=is_first)
                     raise
                 self._note(loss, batch)
                 parts.scaler.scale(loss if weight == 1.0 else loss * weight).backward()
@@ -122,21 +125,16 @@ class Loop:
             parts.bound.finish()
             found = parts.evaluator.evaluate(parts.valid)
             row |= {f"valid_{name}": value for name, value in found.items()}
-            self._seconds["valid_s"] += time.perf_counter() - began_s
+            self.seconds["valid_s"] += time.perf_counter() - began_s
         row |= {"learning_rate": parts.learning_rate, "seconds": seconds, "rows_per_s": num_rows / max(seconds, 1e-9)}
-        self._seconds["train_s"] += seconds
+        self.seconds["train_s"] += seconds
         self._loss_sum, self._num_rows = 0.0, 0
         is_best = parts.history.add(row)
         parts.after_epoch(row)
-        for callback in parts.callbacks:
-            callback.on_epoch(row)
+        parts.callbacks.on_epoch(row)
         if parts.valid is not None and is_best and not self.is_cut:
             metadata = {parts.history.monitor: row[parts.history.monitor]}
             ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        return self._seconds
 
     def _note(self, loss: torch.Tensor, batch: Batch) -> None:
         value = self._last_loss = loss.item()
@@ -154,11 +152,9 @@ class Loop:
     def _report(self, step: int) -> None:
         self.ctx.report(step=step, loss=self._last_loss)
         if self.parts.callbacks:
-            info = StepInfo(
-                step=step, epoch=self.ctx.epoch, loss=self._last_loss, learning_rate=self.parts.learning_rate
-            )
-            for callback in self.parts.callbacks:
-                callback.on_step(info)
+            rate = self.parts.learning_rate
+            info = StepInfo(step=step, epoch=self.ctx.epoch, loss=self._last_loss, learning_rate=rate)
+            self.parts.callbacks.on_step(info)
 
     def _save_last(self) -> None:
         self.parts.bound.finish()

@@ -8,6 +8,7 @@ are divided among ranks.
 from __future__ import annotations
 
 import copy
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,14 +145,17 @@ class Objective(nn.Module):
 
 def _table(class_weights: Any) -> torch.Tensor:
     """Return the weights by class, and 1 at the end for all other classes."""
-    is_mapping = hasattr(class_weights, "items") and bool(class_weights)
-    if not is_mapping or not all(isinstance(each, int) and each >= 0 for each in class_weights):
+    try:
+        weights = {operator.index(label): float(weight) for label, weight in class_weights.items()}
+    except (AttributeError, TypeError, ValueError):
+        weights = {}
+    if not weights or min(weights) < 0 or min(weights.values()) < 0:
         raise InvalidArgument(
-            f"class_weights={class_weights!r} is no mapping from class numbers to weights; write {{0: 1.0, 1: 4.0}}",
+            f"class_weights={class_weights!r} is not a mapping from class numbers to weights; write {{0: 1.0, 1: 4.0}}",
             field="class_weights",
         )
-    table = torch.ones(max(class_weights) + 2)
-    for label, weight in class_weights.items():
+    table = torch.ones(max(weights) + 2)
+    for label, weight in weights.items():
         table[label] = weight
     return table
 

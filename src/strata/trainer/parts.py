@@ -1,36 +1,31 @@
-"""What the loop combines on one worker: module, strategy, optimizer, data, metrics. Built once, before the first step.
-
-Everything that can be wrong with a user's arguments is found here or in the first batch. `build` also runs in the
-calling process, with `check`, before workers are started.
+"""The objects that the loop combines on one worker, and what they do in a step: batches and their weights, gradients,
+the scheduler, the moving average, and their state in a checkpoint. `assembly.py` builds them.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from strata.errors import ConfigError, InvalidArgument
-from strata.trainer import callbacks as callback_registry
+from strata.errors import InvalidArgument
 from strata.trainer import sources
-from strata.trainer.batches import Batch, Splitter, check_label, label_names
-from strata.trainer.binding import Binding, bind, feature_parts
-from strata.trainer.evaluation import Evaluator
-from strata.trainer.history import Better, History
-from strata.trainer.metrics import MetricSet
+from strata.trainer.diagnosis import single_rows_refused
 from strata.trainer.optimizer import Ema
-from strata.trainer.optimizer import build as build_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from strata.data.order.steps import Steps
     from strata.identity import Identity
-    from strata.trainer.callbacks import Callback
+    from strata.trainer.batches import Batch, Splitter
+    from strata.trainer.callbacks import Callbacks
     from strata.trainer.config import FitConfig, Settings
-    from strata.trainer.objective import Objective
+    from strata.trainer.evaluation import Evaluator
+    from strata.trainer.history import History
     from strata.trainer.strategy import Bound
     from strata.trainer.trainer import Trainer
 
@@ -50,7 +45,7 @@ class Parts:
         splitter: Splitter,
         evaluator: Evaluator,
         history: History,
-        callbacks: Sequence[Callback],
+        callbacks: Callbacks,
         ranks: Identity,
         device: torch.device,
     ) -> None:
@@ -59,7 +54,6 @@ class Parts:
         self.config = config
         self.module: nn.Module = trainer.module
         self.bound = bound
-        self.objective: Objective = trainer.objective
         self.is_loss_sum = trainer.objective.is_sum
         self.optimizer = optimizer
         self.loader = loader
@@ -67,12 +61,12 @@ class Parts:
         self.evaluator = evaluator
         self.history = history
         self.callbacks = callbacks
-        self.replicated = replicated_names(self.module, bound)
-        self.num_skipped = 0
-        """Steps that were left out because of on_nan="skip"."""
+        self.replicated = _replicated_names(self.module, bound)
         settings = trainer.settings
         self._splitter = splitter
         self._world_size = ranks.world_size
+        self._steps: Steps | None = None
+        """The batches of the current pass over the data; None if the loader does not know them."""
         self._parameters = [each for each in self.module.parameters() if each.requires_grad]
         self._scheduler = make_scheduler(settings, optimizer)
         self._ema = None if settings.ema is None else Ema(settings.ema)
@@ -88,6 +82,7 @@ class Parts:
         """Yield the batches of each optimizer step, with their weights and whether they are the last of the step."""
         self.module.train()
         clock = _RowClock(self.loader)
+        self._steps = clock.steps
         raw = iter(self.loader)
         for first in raw:
             yield self._group(first, raw, clock)
@@ -114,6 +109,14 @@ class Parts:
             weight = batch.num_rows * self._world_size / group_rows
         return batch, weight, is_last
 
+    def first_look(self, batch: Batch) -> AbstractContextManager[None]:
+        """Return a context for the forward passes of the first step, which refuses what would fail in the last one."""
+        may_end_sooner = self.config.max_steps is not None
+        if self._steps is None or may_end_sooner or self.settings.compile:  # compiled code has no hooks
+            return contextlib.nullcontext()
+        cure = sources.how_to_drop(self.config.train)
+        return single_rows_refused(self.module, self._steps, num_rows=batch.num_rows, cure=cure)
+
     def are_gradients_usable(self) -> bool:
         """Clip the gradients; return whether to apply them. All ranks decide the same: they share the gradients."""
         settings = self.settings
@@ -127,7 +130,6 @@ class Parts:
         norm = nn.utils.clip_grad_norm_(self._parameters, limit)
         if not self._checks_gradients or torch.isfinite(norm):
             return True
-        self.num_skipped += 1
         if settings.on_nan == "stop":
             self.history.stop_reason = f"a gradient is not finite (norm {norm.item():g})"
         return False
@@ -156,74 +158,15 @@ class Parts:
     def state_dict(self) -> dict[str, Any]:
         stateful = {"scheduler": self._scheduler, "ema": self._ema, "strategy": self.bound, "history": self.history}
         states = {name: each.state_dict() for name, each in stateful.items() if each is not None}
-        return {**states, "scaler": self.scaler.state_dict(), "num_skipped": self.num_skipped}
+        return {**states, "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.num_skipped = int(state["num_skipped"])
         self.history.load_state_dict(state["history"])
         self.bound.load_state_dict(state["strategy"])
         self.scaler.load_state_dict(state["scaler"])
         for name, part in (("scheduler", self._scheduler), ("ema", self._ema)):
             if part is not None and name in state:
                 part.load_state_dict(state[name])
-
-
-def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.device) -> Parts:
-    """Build the parts of one worker; collective if there are several.
-
-    Raises:
-        InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
-    """
-    settings, module = trainer.settings, trainer.module
-    evaluator, loader, splitter, metrics = build_evaluator(trainer, config, ranks, device)
-    if settings.compile:
-        module.compile(**(settings.compile if isinstance(settings.compile, dict) else {}))
-    optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
-    bound = trainer.strategy.bind(module, ranks)
-    monitor, better = monitored(trainer, metrics, config)
-    valid = None
-    if config.valid is not None:
-        rated = of_validation(config)
-        valid = _open(config.valid, trainer, rated, decide_binding(trainer, rated), ranks, shuffle=False)
-    return Parts(
-        trainer=trainer,
-        config=config,
-        bound=bound,
-        optimizer=optimizer,
-        loader=loader,
-        valid=valid,
-        splitter=splitter,
-        evaluator=evaluator,
-        history=History(monitor, better, early_stopping=config.early_stopping),
-        callbacks=[callback_registry.create(each) for each in trainer.callbacks] if ranks.rank == 0 else [],
-        ranks=ranks,
-        device=device,
-    )
-
-
-def build_evaluator(
-    trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.device, *, needs_target: bool = True
-) -> tuple[Evaluator, Any, Splitter, MetricSet]:
-    """Build what evaluation and prediction need: the evaluator, and the loader of `config.train`."""
-    if trainer.settings.precision == "fp16" and device.type == "cpu":
-        raise ConfigError("precision='fp16' needs an accelerator; use 'bf16' or 'fp32' on a CPU", field="precision")
-    binding = decide_binding(trainer, config, needs_target=needs_target)
-    trainer.module.to(device)
-    trainer.objective.to(device)
-    splitter = Splitter(
-        trainer.module,
-        label=config.label,
-        inputs=config.inputs,
-        weight=config.weight if needs_target else None,
-        parts={} if trainer.features is None else feature_parts(trainer.features.fields),
-        binding=binding,
-        device=device,
-        needs_target=needs_target and takes_target(trainer, config),
-        num_inputs=None if needs_target else config.num_inputs,
-    )
-    metrics = make_metrics(trainer)
-    loader = _open(config.train, trainer, config, binding, ranks, shuffle=config.shuffle, needs_target=needs_target)
-    return Evaluator(trainer, splitter, metrics, device), loader, splitter, metrics
 
 
 def make_scheduler(settings: Settings, optimizer: Any) -> Any:
@@ -255,91 +198,7 @@ def make_scheduler(settings: Settings, optimizer: Any) -> Any:
     return scheduler
 
 
-def make_metrics(trainer: Trainer) -> MetricSet:
-    return MetricSet(trainer.metrics, from_logits=trainer.objective.from_logits)
-
-
-def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
-    """Find mistakes in the caller's process, before workers start; return the monitored key and its direction.
-
-    Raises:
-        InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
-    """
-    sources.check_options(config.train, config.data_options)
-    _require_rows(config.train)
-    decide_binding(trainer, config)
-    if config.valid is not None:
-        _require_rows(config.valid)
-        decide_binding(trainer, of_validation(config))
-    for each in trainer.callbacks:
-        callback_registry.create(each)
-    optimizer = build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
-    if not isinstance(trainer.optimizer, torch.optim.Optimizer):  # a scheduler changes the user's instance
-        make_scheduler(trainer.settings, optimizer)
-    metrics = make_metrics(trainer)
-    unweighted = [name for name in metrics.names if not getattr(metrics[name], "takes_weights", True)]
-    if config.weight is not None and unweighted:
-        raise InvalidArgument(
-            f"metric {unweighted[0]!r} cannot use the weights of weight={config.weight!r}; use one of our metrics "
-            "or a function with a parameter sample_weight, or leave weight= out",
-            field="metrics",
-        )
-    if metrics and not takes_target(trainer, config):
-        raise InvalidArgument(
-            "metrics= compare predictions with a target, but there is neither loss= nor label=; name the target with "
-            "label=, or leave metrics= out",
-            field="metrics",
-        )
-    return monitored(trainer, metrics, config)
-
-
-def of_validation(config: FitConfig) -> FitConfig:
-    """Return how the validation data is read: like the training data, but every row."""
-    known = sources.known_options(config.valid)
-    options = {
-        name: value
-        for name, value in config.data_options.items()
-        if name in known and name not in ("tail", "drop_last")
-    }
-    return replace(config, train=config.valid, shuffle=False, data_options=options)
-
-
-def _require_rows(source: Any) -> None:
-    if sources.is_map_style(source) and not len(source):
-        raise InvalidArgument("the dataset has no rows; check what it was made from", field="data")
-
-
-def decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool = True) -> Binding | None:
-    """Return how batches are passed to the module, if the data reveal their columns before the first batch.
-
-    Raises:
-        InvalidArgument: The label or an input is no column.
-    """
-    columns = sources.column_names(config.train, config.data_options)
-    if columns is None:
-        return None
-    labels = label_names(config.label)
-    if needs_target and takes_target(trainer, config) and not callable(config.label):
-        check_label(labels, columns)
-    if needs_target and config.weight is not None and config.weight not in columns:
-        raise InvalidArgument(f"weight={config.weight!r} is no column; columns: {', '.join(columns)}", field="weight")
-    features = trainer.features
-    if features is not None and sources.is_path(config.train):
-        varlen = [each.name for each in features.fields if each.kind == "varlen"]
-        encoded = [name for name in ("sparse", "dense") if any(each.kind == name for each in features.fields)]
-        return bind(
-            trainer.module.forward, [*encoded, *varlen], inputs=config.inputs, parts=feature_parts(features.fields)
-        )
-    others = [name for name in columns if name not in labels and name != config.weight]
-    return bind(trainer.module.forward, others, inputs=config.inputs)
-
-
-def takes_target(trainer: Trainer, config: FitConfig) -> bool:
-    """Return whether batches are divided into inputs and a target; a module that returns its loss takes all of it."""
-    return trainer.objective.loss is not None or config.label is not None
-
-
-def replicated_names(module: nn.Module, bound: Bound) -> tuple[str, ...]:
+def _replicated_names(module: nn.Module, bound: Bound) -> tuple[str, ...]:
     """Return patterns of what is equal on all ranks, which they share the work of saving.
 
     Buffers, such as the statistics of a BatchNorm, differ until the next forward pass, so each rank saves its own.
@@ -351,78 +210,25 @@ def replicated_names(module: nn.Module, bound: Bound) -> tuple[str, ...]:
     return (*(f"module.{name}" for name, _ in module.named_parameters()), "optimizer.*", "trainer.ema.*")
 
 
-def _open(
-    source: Any,
-    trainer: Trainer,
-    config: FitConfig,
-    binding: Binding | None,
-    ranks: Identity,
-    *,
-    shuffle: bool,
-    needs_target: bool = True,
-) -> Any:
-    features = trainer.features
-    kept = [*label_names(config.label), *([config.weight] if config.weight is not None else [])] if needs_target else []
-    columns: list[str] | None = None
-    transform = None
-    is_computed = needs_target and callable(config.label)  # from any columns
-    if features is not None and sources.is_path(source):
-        kept += features.passthrough if is_computed else ()
-        columns = [*dict.fromkeys([*(each.name for each in features.columns), *kept])]
-        transform = features.with_passthrough(*kept).encode
-    elif binding is not None and binding.columns and not is_computed:
-        columns = [*dict.fromkeys([*binding.columns, *kept])]
-    return sources.open_loader(
-        source,
-        ranks=ranks,
-        batch_size=config.batch_size,
-        shuffle=shuffle,
-        seed=trainer.settings.seed,
-        columns=columns,
-        transform=transform,
-        options=config.data_options,
-    )
-
-
-def monitored(trainer: Trainer, metrics: MetricSet, config: FitConfig) -> tuple[str, Better]:
-    """Return the key of the history that decides which epoch is the best, and its direction."""
-    named = config.monitor or (config.early_stopping.monitor if config.early_stopping is not None else "")
-    if not named and config.valid is None:
-        return "loss", "lower"
-    known: dict[str, Better] = {
-        f"valid_{name}": better
-        for name, better in metrics.better.items()
-        if name != "calibration"  # best at 1, neither lower nor higher
-    }
-    has_loss = trainer.objective.loss is not None or not trainer.has_own_step
-    known |= {"valid_loss": "lower"} if config.valid is not None and has_loss else {}
-    known |= {"loss": "lower"}
-    if not named:
-        return next(iter(known.items()))
-    for candidate in (named, f"valid_{named}"):
-        if candidate in known:
-            return candidate, known[candidate]
-    raise InvalidArgument(f"monitor={named!r} is unknown; use one of {', '.join(known)}", field="monitor")
-
-
 class _RowClock:
     """Counts the rows of all ranks in each step of a pass, without communication: the order is arithmetic."""
 
     def __init__(self, loader: Any) -> None:
-        self._steps: Steps | None = None
+        self.steps: Steps | None = None
+        """The batches from the loader's position on; None if the loader does not know them."""
         self._next_batch = 0
         if getattr(loader, "has_global_state", False):
             rows = getattr(loader, "map_rows", None)
-            self._steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
+            self.steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
 
     def group_rows(self, accumulate: int) -> int | None:
         """Return the rows of the next `accumulate` batches; None if the loader does not know. Counts repeated rows."""
-        if self._steps is None:
+        if self.steps is None:
             return None
         first = self._next_batch
         self._next_batch += accumulate
-        batches = range(first, min(first + accumulate, self._steps.num_batches))
-        return sum(map(self._steps.given_rows, batches))
+        batches = range(first, min(first + accumulate, self.steps.num_batches))
+        return sum(map(self.steps.given_rows, batches))
 
 
 class _NoScaler:

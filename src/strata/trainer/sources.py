@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, StrataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def resolve(data: Any, *, has_features: bool, scratch: Path) -> Any:
         return ArrayRows(data)
     if is_map_style(data):
         return data
-    raise InvalidArgument(f"a {type(data).__name__} is no data to train on; pass {_ADVICE}", field="data")
+    raise InvalidArgument(f"cannot train on a {type(data).__name__}; pass {_ADVICE}", field="data")
 
 
 def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
@@ -131,6 +131,30 @@ def check_options(source: Any, options: Mapping[str, Any]) -> None:
             )
 
 
+def check_loader(source: Any, *, batch_size: int | None, shuffle: bool | None) -> None:
+    """Check that settings which a loader already has are not given again with other values; None: not given.
+
+    Raises:
+        InvalidArgument: They are; they would have no effect.
+    """
+    if not is_loader(source):
+        return
+    kind, own = type(source).__name__, getattr(source, "batch_size", None)
+    if batch_size is not None and batch_size != own:
+        size = "its own size" if own is None else f"{own} rows"
+        raise InvalidArgument(
+            f"batch_size={batch_size} has no effect on a {kind}, whose batches have {size}; set it on the {kind}",
+            field="batch_size",
+        )
+    is_reopened = isinstance(source, DataLoader) and not hasattr(source, "state_dict")
+    is_effective = is_reopened and (not shuffle or isinstance(source.sampler, RandomSampler))
+    if shuffle is not None and not is_effective:
+        raise InvalidArgument(
+            f"shuffle={shuffle} has no effect on a {kind}, which has its own order; set it on the {kind}",
+            field="shuffle",
+        )
+
+
 def known_options(source: Any) -> list[str]:
     """Return the names of the options that the loader of this data takes from the user."""
     if is_path(source):
@@ -148,6 +172,13 @@ def inherited_options(source: Any, options: Mapping[str, Any]) -> dict[str, Any]
     """Return the options of a fit that also apply to other data, of which every row counts."""
     known = known_options(source)
     return {name: value for name, value in options.items() if name in known and name not in _WHICH_ROWS}
+
+
+def how_to_drop(source: Any) -> str:
+    """Return the option that leaves incomplete batches of this data out."""
+    if is_path(source):
+        return "tail='drop'"
+    return "drop_last=True" if is_map_style(source) else f"drop_last=True of the {type(source).__name__}"
 
 
 def num_values(source: Any) -> int | None:
@@ -220,9 +251,14 @@ def _open_map(
         raise InvalidArgument("the dataset has no rows", field="data")
     own = _identity if isinstance(dataset, ArrayRows) else getattr(dataset, "collate_fn", None)
     defaults = {} if own is None else {"collate_fn": own}
-    return map_loader(
-        dataset, ranks=ranks, batch_size=batch_size, shuffle=shuffle, shuffle_seed=seed, **{**defaults, **options}
-    )
+    try:
+        return map_loader(
+            dataset, ranks=ranks, batch_size=batch_size, shuffle=shuffle, shuffle_seed=seed, **{**defaults, **options}
+        )
+    except (TypeError, ValueError) as error:
+        if isinstance(error, StrataError):
+            raise
+        raise InvalidArgument(f"a DataLoader cannot be created with {dict(options)}: {error}", field="data") from error
 
 
 def _reopen(loader: DataLoader[Any], *, ranks: Identity, shuffle: bool, seed: int) -> Any:
@@ -276,7 +312,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_table(data: Any) -> bool:
-    """Return whether it is an Arrow table or a pandas DataFrame, without importing either."""
+    """Return whether it is a table of Arrow, pandas or Polars, without importing any of them."""
     return type(data).__module__.split(".")[0] in ("pyarrow", "pandas", "polars")
 
 

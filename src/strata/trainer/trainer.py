@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from strata.checkpoint import CheckpointManager
 from strata.errors import InvalidArgument
-from strata.train.startup import check_options
+from strata.storage.memory import MemoryStore
+from strata.train.startup import check_options, strategy_of
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
-from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings
+from strata.trainer.assembly import check
+from strata.trainer.callbacks import listed as listed_callbacks
+from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings, column_names, mapping
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
-from strata.trainer.parts import check
 from strata.trainer.strategy import AllReduce
 
 if TYPE_CHECKING:
@@ -43,6 +46,17 @@ if TYPE_CHECKING:
 
 EXPORT_ROWS = 4
 """Rows of the batch with which a program is captured; one row would look like a constant."""
+_SET_ELSEWHERE = {
+    "checkpoints": "Trainer(checkpoints=…)",
+    "storage_path": "Trainer(checkpoints=…)",
+    "every": "fit(every=…)",
+    "strategy": "fit(every=…)",
+    "ranks": "Trainer(workers=…)",
+    "commit": "Trainer(workers=…)",
+}
+"""Options of checkpoints that another argument determines."""
+_OF_A_PLACE = ("bucket", "storage_type", "storage_options", "store")
+"""Options of checkpoints that are checked where a fit opens their directory or URL."""
 
 
 class Trainer:
@@ -60,7 +74,7 @@ class Trainer:
         engine: str = "local",
         features: Features | None = None,
         optimizer_args: Mapping[str, Any] | None = None,
-        callbacks: str | Sequence[str | Callback] = (),
+        callbacks: str | Callback | Sequence[str | Callback] = (),
         checkpoints: str | os.PathLike[str] | None = None,
         checkpoint_options: Mapping[str, Any] | None = None,
         name: str = "",
@@ -91,11 +105,13 @@ class Trainer:
                 the launcher determines it.
             engine: "local" or "ray".
             features: Fitted feature columns, which encode files and tables.
-            callbacks: "json", "tensorboard", "progress", or `Callback` objects.
+            optimizer_args: Keyword arguments for the optimizer, unless it is an instance or a stack.
+            callbacks: "json", "tensorboard", "progress", or `Callback` objects; one or several.
             checkpoints: Directory or URL; by default a new directory below `checkpoints/`.
             checkpoint_options: Arguments for `CheckpointManager`, such as `keep_count` and `storage_options`.
             name: Name of the run for `strata ps` and `strata logs`.
             max_restarts: Number of failures that a run of several workers may survive.
+            logs: Whose output to print with several workers: "rank0", "all" or "none". "auto" is rank 0.
             accumulate: Batches per optimizer step.
             clip_norm: Largest norm of all gradients together.
             clip_value: Largest absolute value of a gradient.
@@ -133,24 +149,23 @@ class Trainer:
                 f"features= is a {type(features).__name__}; pass Features.fit(data, [SparseFeat(…), DenseFeat(…)])",
                 field="features",
             )
-        if strategy is not None and not hasattr(strategy, "bind"):
-            raise InvalidArgument(f"strategy={strategy!r} is no strategy; pass AllReduce(…)", field="strategy")
+        if strategy is not None and (isinstance(strategy, type) or not hasattr(strategy, "bind")):
+            raise InvalidArgument(f"strategy={strategy!r} is not a strategy; pass AllReduce(…)", field="strategy")
         if checkpoints is not None and not isinstance(checkpoints, str | os.PathLike):
-            raise InvalidArgument(f"checkpoints={checkpoints!r} is no directory or URL", field="checkpoints")
+            raise InvalidArgument(f"checkpoints={checkpoints!r} is not a directory or URL", field="checkpoints")
         self.features = features
         self.module = _module(module, features)
         self.loss = loss
         self.objective = Objective(loss, class_weights=self.settings.class_weights)
         self.optimizer = optimizer
-        self.optimizer_args = dict(optimizer_args or {})
+        self.optimizer_args = mapping("optimizer_args", optimizer_args)
         self.metrics = metrics
         self.strategy: Strategy = AllReduce() if strategy is None else strategy
         self.workers = workers
         self.engine = engine
-        self.callbacks = [callbacks] if isinstance(callbacks, str) else list(callbacks)
+        self.callbacks = listed_callbacks(callbacks)
         self.checkpoints = checkpoints
-        self.checkpoint_options = dict(checkpoint_options or {})
-        check_options(self.checkpoint_options)
+        self.checkpoint_options = _checkpoint_options(checkpoint_options)
         self.name = name
         self.max_restarts = max_restarts
         self.logs = logs
@@ -158,7 +173,7 @@ class Trainer:
         """Of the last fit."""
         self._last_fit: FitConfig | None = None
         self._last_data: Any = None
-        self._engine()  # refuses an unknown engine now, not after the data were read
+        self._engine()  # refuses invalid arguments of any engine now
 
     # -- what users override ---------------------------------------------------------------------------------------
 
@@ -185,10 +200,10 @@ class Trainer:
         label: Label = None,
         valid: Any = None,
         epochs: int = 1,
-        batch_size: int = DEFAULT_BATCH_SIZE,
+        batch_size: int | None = None,
         inputs: str | Sequence[str] | None = None,
         weight: str | None = None,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         max_steps: int | None = None,
         early_stopping: EarlyStopping | int | None = None,
         monitor: str = "",
@@ -205,10 +220,13 @@ class Trainer:
             label: Column of the target, several columns, or a function of the batch. With (inputs, target) pairs it
                 is not needed.
             valid: Data to evaluate on after each epoch.
-            batch_size: Rows per batch on each worker.
+            epochs: Passes over the data, including those before a resume.
+            batch_size: Rows per batch on each worker; by default 1,024. A loader has its own.
             inputs: Columns for the module. By default, its `forward` decides: parameters named like columns receive
                 them, and a single other parameter receives the whole batch.
             weight: Column with the weights of the rows.
+            shuffle: Read the rows in a new random order in each epoch; by default yes. A loader has its own order.
+            max_steps: Optimizer steps after which training ends, even in the middle of an epoch.
             early_stopping: Epochs without an improvement after which training stops, or an `EarlyStopping`.
             monitor: Key of the history that decides which epoch is the best; by default the first validation metric.
             restore_best: End with the weights of the best epoch; by default with early stopping.
@@ -228,25 +246,29 @@ class Trainer:
             )
         if isinstance(early_stopping, int):
             early_stopping = EarlyStopping(patience=early_stopping)
+        if restore_best is not None and not isinstance(restore_best, bool):
+            raise InvalidArgument(f"restore_best={restore_best!r} must be True, False or None", field="restore_best")
+        strategy_of(every)  # refuses what it does not know
         engine = self._engine()
         with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch, engine.prepared():
+            train = self._resolve(data, scratch)
             config = FitConfig(
-                train=self._resolve(data, scratch),
+                train=train,
                 valid=None if valid is None else self._resolve(valid, scratch),
-                label=label,
-                inputs=_names(inputs),
+                label=_label(label),
+                inputs=_inputs(inputs),
                 weight=weight,
                 epochs=epochs,
                 max_steps=max_steps,
-                batch_size=batch_size,
-                shuffle=shuffle,
+                batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+                shuffle=True if shuffle is None else shuffle,
                 early_stopping=early_stopping,
                 monitor=monitor,
-                every=every,
                 data_options=data_options,
                 is_resumed=resume,
                 started_s=time.time(),
             )
+            sources.check_loader(train, batch_size=batch_size, shuffle=shuffle)
             if weight is not None:
                 self.objective.prepare_weights("weight")
             watched, better = check(self, config)
@@ -285,6 +307,7 @@ class Trainer:
         engine = self._engine()
         with tempfile.TemporaryDirectory(prefix="strata-evaluate-") as scratch, engine.prepared():
             source = self._resolve(data, scratch)
+            sources.check_loader(source, batch_size=batch_size, shuffle=None)
             config = self._config_for(source, label, batch_size, data_options, inputs=inputs)
             if weight is not None:
                 self.objective.prepare_weights("weight")
@@ -311,8 +334,9 @@ class Trainer:
         Runs in this process.
         """
         with tempfile.TemporaryDirectory(prefix="strata-predict-") as scratch:
-            config = self._config_for(self._resolve(data, scratch), None, batch_size, data_options, inputs=inputs)
-            return work.predict(self, config)
+            source = self._resolve(data, scratch)
+            sources.check_loader(source, batch_size=batch_size, shuffle=None)
+            return work.predict(self, self._config_for(source, None, batch_size, data_options, inputs=inputs))
 
     def export(self, path: str | os.PathLike[str], *, sample: Any = None, onnx: bool = False) -> Path:
         """Write the module, its features and a program, predict.py, that needs only torch; return the directory.
@@ -349,8 +373,8 @@ class Trainer:
         if last is None:
             return FitConfig(
                 train=data,
-                label=label,
-                inputs=_names(inputs),
+                label=_label(label),
+                inputs=_inputs(inputs),
                 batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
                 shuffle=False,
                 data_options=options,
@@ -358,8 +382,8 @@ class Trainer:
         return replace(
             last,
             train=data,
-            label=last.label if label is None else label,
-            inputs=last.inputs if inputs is None else _names(inputs),
+            label=last.label if label is None else _label(label),
+            inputs=last.inputs if inputs is None else _inputs(inputs),
             batch_size=last.batch_size if batch_size is None else batch_size,
             shuffle=False,
             early_stopping=None,
@@ -387,17 +411,33 @@ class Trainer:
         return described
 
 
-def _names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if isinstance(columns, str):
-        return (columns,)
-    return None if columns is None else tuple(columns)
+def _inputs(columns: Any) -> tuple[str, ...] | None:
+    return None if columns is None else column_names("inputs", columns)
+
+
+def _label(label: Any) -> Label:
+    is_used_as_given = label is None or isinstance(label, str) or callable(label)
+    return label if is_used_as_given else column_names("label", label)
+
+
+def _checkpoint_options(given: Any) -> dict[str, Any]:
+    options = mapping("checkpoint_options", given)
+    check_options(options)
+    for name, place in _SET_ELSEWHERE.items():
+        if name in options:
+            raise InvalidArgument(f"checkpoint_options= has {name!r}, which {place} sets", field="checkpoint_options")
+    of_any_place = {name: value for name, value in options.items() if name not in _OF_A_PLACE}
+    if of_any_place.get("saver") == "process":  # which a store in memory does not have
+        del of_any_place["saver"]
+    CheckpointManager(store=MemoryStore(), **of_any_place).close()  # refuses values that are invalid
+    return options
 
 
 def _module(module: Any, features: Features | None) -> nn.Module:
     if isinstance(module, nn.Module):
         return module
     if not callable(module):
-        raise InvalidArgument(f"module={module!r} is no nn.Module; pass an instance of your class", field="module")
+        raise InvalidArgument(f"module={module!r} is not an nn.Module; pass an instance of your class", field="module")
     if features is None:
         name = getattr(module, "__name__", repr(module))
         raise InvalidArgument(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.errors import ConfigError
 from strata.trainer.history import EarlyStopping
+from strata.trainer.sources import is_loader
 from strata.trainer.strategy import AllReduce
 from strata.trainer.trainer import Trainer
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.trainer.strategy import Strategy
+
+
+DEFAULT_BATCH_SIZE = 512
+"""Veloce's."""
 
 
 class Arch:
@@ -81,7 +86,7 @@ class NeuralNetTrainer:
         module_params: Mapping[str, Any] | None = None,
         dataset: Any = None,
         dataset_options: Mapping[str, Any] | None = None,
-        batch_size: int = 512,
+        batch_size: int | None = None,
         loss_fn: Any = None,
         optimizer: Any = "adam",
         metric_fns: Sequence[Any] = (),
@@ -118,6 +123,9 @@ class NeuralNetTrainer:
         data, valid = self._dataset, None
         if isinstance(data, dict) and "train" in data:
             data, valid = data["train"], data.get("validation", data.get("valid"))
+        batch_size = self._batch_size
+        if batch_size is None and not is_loader(data):
+            batch_size = DEFAULT_BATCH_SIZE
         options = dict(self._options)
         label = options.pop("label_column", options.pop("label", None))
         result = self.trainer.fit(
@@ -125,7 +133,7 @@ class NeuralNetTrainer:
             label=label,
             valid=valid,
             epochs=self._epochs,
-            batch_size=self._batch_size,
+            batch_size=batch_size,
             early_stopping=self._early_stopping,
             **options,
         )

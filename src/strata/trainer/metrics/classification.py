@@ -294,6 +294,6 @@ def _positive(metric: str, predictions: torch.Tensor, from_logits: bool | None, 
 def _checked_threshold(threshold: float) -> float:
     if not 0 < threshold < 1:
         raise InvalidArgument(
-            f"threshold={threshold!r} is no probability between 0 and 1; 0.5 is usual", field="threshold"
+            f"threshold={threshold!r} is not a probability between 0 and 1; 0.5 is usual", field="threshold"
         )
     return float(threshold)

@@ -1,0 +1,225 @@
+"""Builds the parts of one worker from the arguments of a Trainer and a fit, once, before the first step.
+
+Everything that can be wrong with a user's arguments is found here or in the first batch. `check` finds what it can in
+the calling process, before workers start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from strata.errors import ConfigError, InvalidArgument
+from strata.identity import Identity
+from strata.trainer import sources
+from strata.trainer.batches import Splitter, check_label, label_names
+from strata.trainer.binding import Binding, bind, feature_parts
+from strata.trainer.callbacks import Callbacks
+from strata.trainer.callbacks import create as create_callback
+from strata.trainer.evaluation import Evaluator
+from strata.trainer.history import Better, History
+from strata.trainer.metrics import MetricSet
+from strata.trainer.optimizer import build as build_optimizer
+from strata.trainer.parts import Parts, make_scheduler
+
+if TYPE_CHECKING:
+    from strata.trainer.config import FitConfig
+    from strata.trainer.trainer import Trainer
+
+
+def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.device) -> Parts:
+    """Build the parts of one worker; collective if there are several.
+
+    Raises:
+        InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
+    """
+    settings, module = trainer.settings, trainer.module
+    evaluator, loader, splitter, metrics = build_evaluator(trainer, config, ranks, device)
+    if settings.compile:
+        module.compile(**({} if settings.compile is True else settings.compile))
+    optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
+    bound = trainer.strategy.bind(module, ranks)
+    monitor, better = _monitored(trainer, metrics, config)
+    valid = None
+    if config.valid is not None:
+        rated = _of_validation(config)
+        valid = _open(config.valid, trainer, rated, _decide_binding(trainer, rated), ranks, shuffle=False)
+    return Parts(
+        trainer=trainer,
+        config=config,
+        bound=bound,
+        optimizer=optimizer,
+        loader=loader,
+        valid=valid,
+        splitter=splitter,
+        evaluator=evaluator,
+        history=History(monitor, better, early_stopping=config.early_stopping),
+        callbacks=Callbacks([create_callback(each) for each in trainer.callbacks] if ranks.rank == 0 else []),
+        ranks=ranks,
+        device=device,
+    )
+
+
+def build_evaluator(
+    trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.device, *, needs_target: bool = True
+) -> tuple[Evaluator, Any, Splitter, MetricSet]:
+    """Build what evaluation and prediction need: the evaluator, and the loader of `config.train`."""
+    if trainer.settings.precision == "fp16" and device.type == "cpu":
+        raise ConfigError("precision='fp16' needs an accelerator; use 'bf16' or 'fp32' on a CPU", field="precision")
+    binding = _decide_binding(trainer, config, needs_target=needs_target)
+    trainer.module.to(device)
+    trainer.objective.to(device)
+    splitter = Splitter(
+        trainer.module,
+        label=config.label,
+        inputs=config.inputs,
+        weight=config.weight if needs_target else None,
+        parts={} if trainer.features is None else feature_parts(trainer.features.fields),
+        binding=binding,
+        device=device,
+        needs_target=needs_target and _takes_target(trainer, config),
+        num_inputs=None if needs_target else config.num_inputs,
+    )
+    metrics = _make_metrics(trainer)
+    loader = _open(config.train, trainer, config, binding, ranks, shuffle=config.shuffle, needs_target=needs_target)
+    return Evaluator(trainer, splitter, metrics, device), loader, splitter, metrics
+
+
+def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
+    """Find mistakes in the caller's process, before workers start; return the monitored key and its direction.
+
+    Raises:
+        InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
+    """
+    sources.check_options(config.train, config.data_options)
+    for each in (config,) if config.valid is None else (config, _of_validation(config)):
+        _require_rows(each.train)
+        binding = _decide_binding(trainer, each)
+        if not sources.is_path(each.train):  # a loader over files has been made to find its columns
+            _open(each.train, trainer, each, binding, Identity(), shuffle=each.shuffle)
+    optimizer = build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
+    if not isinstance(trainer.optimizer, torch.optim.Optimizer):  # a scheduler changes the user's instance
+        make_scheduler(trainer.settings, optimizer)
+    metrics = _make_metrics(trainer)
+    unweighted = [name for name in metrics.names if not getattr(metrics[name], "takes_weights", True)]
+    if config.weight is not None and unweighted:
+        raise InvalidArgument(
+            f"metric {unweighted[0]!r} cannot use the weights of weight={config.weight!r}; use one of our metrics "
+            "or a function with a parameter sample_weight, or leave weight= out",
+            field="metrics",
+        )
+    if metrics and not _takes_target(trainer, config):
+        raise InvalidArgument(
+            "metrics= compare predictions with a target, but there is neither loss= nor label=; name the target with "
+            "label=, or leave metrics= out",
+            field="metrics",
+        )
+    return _monitored(trainer, metrics, config)
+
+
+def _of_validation(config: FitConfig) -> FitConfig:
+    """Return how the validation data is read: like the training data, but every row."""
+    known = sources.known_options(config.valid)
+    options = {
+        name: value
+        for name, value in config.data_options.items()
+        if name in known and name not in ("tail", "drop_last")
+    }
+    return replace(config, train=config.valid, shuffle=False, data_options=options)
+
+
+def _require_rows(source: Any) -> None:
+    if sources.is_map_style(source) and not len(source):
+        raise InvalidArgument("the dataset has no rows; check what it was made from", field="data")
+
+
+def _decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool = True) -> Binding | None:
+    """Return how batches are passed to the module, if the data reveal their columns before the first batch.
+
+    Raises:
+        InvalidArgument: The label or an input is not a column.
+    """
+    columns = sources.column_names(config.train, config.data_options)
+    if columns is None:
+        return None
+    labels = label_names(config.label)
+    if needs_target and _takes_target(trainer, config) and not callable(config.label):
+        check_label(labels, columns)
+    if needs_target and config.weight is not None and config.weight not in columns:
+        raise InvalidArgument(
+            f"weight={config.weight!r} is not a column; columns: {', '.join(columns)}", field="weight"
+        )
+    features = trainer.features
+    if features is not None and sources.is_path(config.train):
+        varlen = [each.name for each in features.fields if each.kind == "varlen"]
+        encoded = [name for name in ("sparse", "dense") if any(each.kind == name for each in features.fields)]
+        return bind(
+            trainer.module.forward, [*encoded, *varlen], inputs=config.inputs, parts=feature_parts(features.fields)
+        )
+    others = [name for name in columns if name not in labels and name != config.weight]
+    return bind(trainer.module.forward, others, inputs=config.inputs)
+
+
+def _takes_target(trainer: Trainer, config: FitConfig) -> bool:
+    """Return whether batches are divided into inputs and a target; a module that returns its loss takes all of it."""
+    return trainer.objective.loss is not None or config.label is not None
+
+
+def _open(
+    source: Any,
+    trainer: Trainer,
+    config: FitConfig,
+    binding: Binding | None,
+    ranks: Identity,
+    *,
+    shuffle: bool,
+    needs_target: bool = True,
+) -> Any:
+    features = trainer.features
+    kept = [*label_names(config.label), *([config.weight] if config.weight is not None else [])] if needs_target else []
+    columns: list[str] | None = None
+    transform = None
+    is_computed = needs_target and callable(config.label)  # from any columns
+    if features is not None and sources.is_path(source):
+        kept += features.passthrough if is_computed else ()
+        columns = [*dict.fromkeys([*(each.name for each in features.columns), *kept])]
+        transform = features.with_passthrough(*kept).encode
+    elif binding is not None and binding.columns and not is_computed:
+        columns = [*dict.fromkeys([*binding.columns, *kept])]
+    return sources.open_loader(
+        source,
+        ranks=ranks,
+        batch_size=config.batch_size,
+        shuffle=shuffle,
+        seed=trainer.settings.seed,
+        columns=columns,
+        transform=transform,
+        options=config.data_options,
+    )
+
+
+def _monitored(trainer: Trainer, metrics: MetricSet, config: FitConfig) -> tuple[str, Better]:
+    """Return the key of the history that decides which epoch is the best, and its direction."""
+    named = config.monitor or (config.early_stopping.monitor if config.early_stopping is not None else "")
+    if not named and config.valid is None:
+        return "loss", "lower"
+    known: dict[str, Better] = {
+        f"valid_{name}": better
+        for name, better in metrics.better.items()
+        if name != "calibration"  # best at 1, neither lower nor higher
+    }
+    has_loss = trainer.objective.loss is not None or not trainer.has_own_step
+    known |= {"valid_loss": "lower"} if config.valid is not None and has_loss else {}
+    known |= {"loss": "lower"}
+    if not named:
+        return next(iter(known.items()))
+    for candidate in (named, f"valid_{named}"):
+        if candidate in known:
+            return candidate, known[candidate]
+    raise InvalidArgument(f"monitor={named!r} is unknown; use one of {', '.join(known)}", field="monitor")
+
+
+def _make_metrics(trainer: Trainer) -> MetricSet:
+    return MetricSet(trainer.metrics, from_logits=trainer.objective.from_logits)
