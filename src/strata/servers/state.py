@@ -104,7 +104,8 @@ class ServerState:
         With `staleness=0`, the arrays must stay as they are until all workers have pushed the step.
 
         Raises:
-            StaleIncarnation, InvalidArgument, NotFiniteGradient, LimitExceeded: The push is refused; nothing changed.
+            StaleIncarnation, InvalidArgument, NotFiniteGradient: The push is refused; nothing changed.
+            LimitExceeded: A table is full, and other tables may have been updated: the server cannot continue.
         """
         self._check(fence, {name: push.keys for name, push in gradients.items()})
         if clock <= self.clocks.of(fence.rank):
