@@ -21,6 +21,7 @@ LAYERS = (
     {"cli"},
     {"dashboard", "operator", "tune", "demo", "bench", "doctor"},
     {"integrations", "trainer"},
+    {"servers"},
     {"train"},
     {"launch"},
     {"coordinator", "checkpoint", "data"},
@@ -43,6 +44,7 @@ FOLDERS = {
     "coordinator": ({"relay", "http"}, {"client", "serve"}, {"journal"}, {"state"}),
     "data": ({"runtime", "iceberg"}, {"batch"}, {"plan"}, {"formats"}, {"filter"}, {"source"}, {"order"}),
     "launch": ({"nodes"}, {"record"}, {"processes"}),
+    "servers": ({"table"},),
     "trainer": ({"models"}, {"features", "graph", "metrics", "optimizer", "strategy"}),
 }
 SHARED = {
@@ -50,9 +52,10 @@ SHARED = {
     "coordinator": {"config", "timeouts", "wire"},
     "data": {"arrow_types", "config", "memory", "pyarrow_private"},
     "launch": {"environment", "protocol", "spec"},
+    "servers": set(),
     "trainer": set(),
 }
-PURE_FOLDERS = ("strata.coordinator.state", "strata.checkpoint.format", "strata.data.order")
+PURE_FOLDERS = ("strata.coordinator.state", "strata.checkpoint.format", "strata.data.order", "strata.servers.table")
 
 IO_MODULES = {
     *("asyncio", "concurrent", "http", "logging", "multiprocessing", "os", "pathlib", "random", "secrets", "select"),

@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pyarrow", "pyarrow"),
         ("torch", "torch"),
     ),
+    "servers": (("numba", "numba"),),
     "tune": (("optuna", "optuna"),),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),

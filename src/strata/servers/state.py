@@ -1,0 +1,158 @@
+"""`ServerState`: the tables of one server and the clocks of its workers. Every decision of a server, without I/O.
+
+A worker joins, and then alternates between a pull for its next step and a push that completes the step. A message names
+all tables that a step needs, so a step is pushed as a whole or not at all. The number of a step doubles as the sequence
+number of its push: a push that is repeated after a lost connection is recognized and not applied again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from strata.errors import InvalidArgument, StaleIncarnation
+from strata.servers.clocks import Clocks, Push, Rounds
+from strata.servers.table.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from strata.servers.table.keys import Keys
+    from strata.servers.table.optimizers import Rows
+    from strata.servers.table.table import TableSpec
+
+    Answer = Callable[[dict[str, Rows]], None]
+
+
+class Fence(NamedTuple):
+    """Who sends a message: a server ignores the processes of earlier attempts and earlier incarnations."""
+
+    rank: int
+    attempt: int
+    incarnation: int
+
+
+class _Waiting(NamedTuple):
+    fence: Fence
+    clock: int
+    wanted: Mapping[str, Keys]
+    answer: Answer
+
+
+class ServerState:
+    """Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self,
+        specs: Sequence[TableSpec],
+        *,
+        num_workers: int,
+        staleness: int | None,
+        attempt: int = 0,
+        start: int = 0,
+    ) -> None:
+        """`start`: the step of the checkpoint from which all workers continue."""
+        self.tables = {spec.name: Table(spec) for spec in specs}
+        self.clocks = Clocks(num_workers, staleness=staleness, start=start)
+        self._num_workers = num_workers
+        self._attempt = attempt
+        self._incarnations: dict[int, int] = {}
+        self._rounds = {name: Rounds(num_workers) for name in self.tables} if staleness == 0 else None
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def step(self) -> int:
+        """Steps that all workers have pushed."""
+        return self.clocks.slowest
+
+    def join(self, fence: Fence) -> int:
+        """Admit a worker, or a later incarnation of it; return the number of steps that it has pushed.
+
+        Raises:
+            StaleIncarnation: A later one has joined.
+        """
+        if not 0 <= fence.rank < self._num_workers:
+            raise InvalidArgument(f"rank {fence.rank} is not below {self._num_workers} workers", field="rank")
+        if fence.attempt != self._attempt or fence.incarnation < self._incarnations.get(fence.rank, 0):
+            raise self._stale(fence)
+        self._incarnations[fence.rank] = fence.incarnation
+        self._waiting = [each for each in self._waiting if each.fence.rank != fence.rank]
+        return self.clocks.of(fence.rank)
+
+    def leave(self, fence: Fence) -> None:
+        """Forget the pulls of a worker whose connection is gone."""
+        self._waiting = [each for each in self._waiting if each.fence != fence]
+
+    def pull(self, fence: Fence, clock: int, wanted: Mapping[str, Keys], answer: Answer) -> None:
+        """Call `answer` with the rows of these keys by table: now, or as soon as the staleness allows it.
+
+        `clock`: completed steps of the worker.
+
+        Raises:
+            StaleIncarnation, InvalidArgument: The message is refused.
+        """
+        self._check(fence, wanted)
+        if self.clocks.may_pull(clock):
+            answer(self._rows(wanted))
+        else:
+            self._waiting.append(_Waiting(fence, clock, wanted, answer))
+
+    def push(self, fence: Fence, clock: int, gradients: Mapping[str, Push]) -> bool:
+        """Complete step `clock` of a worker; return False if it was completed before, which changes nothing.
+
+        With `staleness=0`, the arrays must stay as they are until all workers have pushed the step.
+
+        Raises:
+            StaleIncarnation, InvalidArgument, NotFiniteGradient: The push is refused; nothing changed.
+            LimitExceeded: A table is full, and other tables may have been updated: the server cannot continue.
+        """
+        self._check(fence, {name: push.keys for name, push in gradients.items()})
+        if clock <= self.clocks.of(fence.rank):
+            return False
+        for name, push in gradients.items():
+            self.tables[name].check(push.keys, push.gradients)
+        self.clocks.advance(fence.rank, clock)
+        for name, table in self.tables.items():
+            push = gradients.get(name) or _no_gradients(table.spec.width)
+            due = push if self._rounds is None else self._rounds[name].add(fence.rank, push)
+            if due is not None:
+                table.push(due.keys, due.gradients, clock)
+        self._answer_waiting()
+        return True
+
+    def waits_for(self) -> list[int]:
+        """Return the ranks for which pulls wait; none if no pull waits."""
+        return self.clocks.behind() if self._waiting else []
+
+    def _answer_waiting(self) -> None:
+        ready = [each for each in self._waiting if self.clocks.may_pull(each.clock)]
+        if ready:
+            self._waiting = [each for each in self._waiting if not self.clocks.may_pull(each.clock)]
+            for each in ready:
+                each.answer(self._rows(each.wanted))
+
+    def _rows(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]:
+        return {name: self.tables[name].pull(keys) for name, keys in wanted.items()}
+
+    def _check(self, fence: Fence, keys_by_table: Mapping[str, Keys]) -> None:
+        if fence.attempt != self._attempt or self._incarnations.get(fence.rank) != fence.incarnation:
+            raise self._stale(fence)
+        for name, keys in keys_by_table.items():
+            if name not in self.tables:
+                raise InvalidArgument(
+                    f"table {name!r} is unknown; this server has {', '.join(map(repr, self.tables))}", field="table"
+                )
+            if keys.dtype != np.uint64 or keys.ndim != 1 or not (keys[1:] > keys[:-1]).all():
+                raise InvalidArgument(f"the keys of table {name!r} are not ascending 64-bit numbers", field="keys")
+
+    def _stale(self, fence: Fence) -> StaleIncarnation:
+        return StaleIncarnation(
+            f"worker {fence.rank} of attempt {fence.attempt} has been replaced; this server serves attempt "
+            f"{self._attempt}",
+            field="incarnation",
+        )
+
+
+def _no_gradients(width: int) -> Push:
+    return Push(np.empty(0, np.uint64), np.empty((0, width), np.float32))

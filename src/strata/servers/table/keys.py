@@ -1,0 +1,73 @@
+"""Keys: the 64-bit names of rows, and what is computed from them alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Keys: TypeAlias = NDArray[np.uint64]
+    Positions: TypeAlias = NDArray[np.int64]
+
+NUM_BUCKETS = 4_096
+"""Buckets of keys. A bucket is the unit that moves between servers."""
+_BUCKET_SHIFT = np.uint64(64 - NUM_BUCKETS.bit_length() + 1)
+GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_KEY_BITS = 64
+
+
+def mix(keys: Keys) -> Keys:
+    """Spread keys evenly over 64 bits (the finalizer of splitmix64). Different keys stay different."""
+    mixed = keys + np.uint64(GOLDEN)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(_MULTIPLIERS[0])
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(_MULTIPLIERS[1])
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def buckets(keys: Keys) -> NDArray[np.int64]:
+    """Return the bucket of each key."""
+    return (mix(keys) >> _BUCKET_SHIFT).astype(np.int64)
+
+
+class Unique(NamedTuple):
+    """The different keys of a batch, and where each of them occurs."""
+
+    keys: Keys
+    """Ascending."""
+    inverse: Positions
+    """For each position of the batch, the index of its key in `keys`."""
+    positions: Positions
+    """The positions of the batch, grouped by key and ascending within a key."""
+    starts: Positions
+    """Where the group of each key starts in `positions`."""
+
+
+def unique(keys: Keys) -> Unique:
+    """Group the positions of a batch by key, with a single sort."""
+    num = len(keys)
+    if not num:
+        empty = np.empty(0, np.int64)
+        return Unique(keys.copy(), empty, empty, empty)
+    bits = max((num - 1).bit_length(), 1)
+    if int(keys.max()) >> (_KEY_BITS - bits):  # no room for the position beside the key
+        positions = np.argsort(keys, kind="stable")
+        in_order = keys[positions]
+    else:
+        packed = (keys << np.uint64(bits)) | np.arange(num, dtype=np.uint64)
+        packed.sort()
+        in_order = packed >> np.uint64(bits)
+        positions = (packed & np.uint64((1 << bits) - 1)).astype(np.int64)
+    is_first = np.empty(num, np.bool_)
+    is_first[0] = True
+    np.not_equal(in_order[1:], in_order[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    inverse = np.empty(num, np.int64)
+    inverse[positions] = np.cumsum(is_first) - 1
+    return Unique(in_order[starts], inverse, positions, starts)

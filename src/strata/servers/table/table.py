@@ -1,0 +1,245 @@
+"""`Table`: the rows of one table on one server.
+
+A pull only reads: a key without a row has its initial values, which anyone can compute. A row comes into being with its
+first gradient, if the key is admitted. Hence an evaluation leaves no trace, and a table holds what was trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from strata.errors import InvalidArgument, StrataError
+from strata.servers.table.index import ABSENT, MAX_ROWS, KeyIndex
+from strata.servers.table.initial import Initial
+from strata.servers.table.memory import reserve
+from strata.servers.table.optimizers import SGD
+from strata.servers.table.sketch import CountSketch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strata.servers.table.index import Slots
+    from strata.servers.table.keys import Keys
+    from strata.servers.table.optimizers import RowOptimizer, Rows
+
+    Counts = NDArray[np.uint32]
+
+_OTHER_BYTES = 8 + 4 + 4 + 8
+"""Bytes of a row beside weights and state: key, version, count, and its share of the index."""
+
+
+class NotFiniteGradient(StrataError):
+    """A pushed gradient contains NaN or infinity; nothing of the push was applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """What a table is, the same on all servers."""
+
+    name: str
+    width: int
+    optimizer: RowOptimizer = field(default_factory=SGD)
+    initial: Initial = field(default_factory=Initial)
+    max_rows: int = 1 << 20
+    """Rows on one server."""
+    admit_after: int = 1
+    """Batches that must contain an id before it gets a row. Until then it keeps its initial values."""
+    evict_after: int | None = None
+    """Clock ticks without a gradient after which a row may be evicted; None keeps rows for as long as there is room."""
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise InvalidArgument(f"width={self.width} of table {self.name!r} is less than 1", field="width")
+        if not 1 <= self.max_rows <= MAX_ROWS:
+            raise InvalidArgument(
+                f"max_rows={self.max_rows} of table {self.name!r} is not between 1 and {MAX_ROWS}; use more servers",
+                field="max_rows",
+            )
+        if self.admit_after < 1:
+            raise InvalidArgument(f"admit_after={self.admit_after} is less than 1", field="admit_after")
+        if self.evict_after is not None and self.evict_after < 1:
+            raise InvalidArgument(f"evict_after={self.evict_after} is less than 1", field="evict_after")
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory that a row takes, with its state and its share of the index."""
+        return 4 * (self.width + self.optimizer.state_width(self.width)) + _OTHER_BYTES
+
+
+class Saved(NamedTuple):
+    """Rows with everything that belongs to them."""
+
+    keys: Keys
+    weights: Rows
+    state: Rows
+    versions: Counts
+    counts: Counts
+
+
+class Table:
+    """The rows of one table on one server."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.num_updates = 0
+        """Updates applied so far, which optimizers with a schedule of their own count."""
+        self.num_evicted = 0
+        self._index = KeyIndex(spec.max_rows)
+        self._weights: Rows = reserve((spec.max_rows, spec.width), np.float32)
+        self._state: Rows = reserve((spec.max_rows, spec.optimizer.state_width(spec.width)), np.float32)
+        self._versions: Counts = reserve((spec.max_rows,), np.uint32)
+        """The clock of a row's last gradient, by slot."""
+        self._counts: Counts = reserve((spec.max_rows,), np.uint32)
+        """Pushes that contained a row, by slot."""
+        self._seen = CountSketch() if spec.admit_after > 1 else None
+        """Pushes that contained keys which are not admitted yet."""
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use."""
+        per_row = 4 * (self.spec.width + self._state.shape[1]) + 8
+        sketch_bytes = 0 if self._seen is None else self._seen.num_bytes
+        return int(self._index.num_slots * per_row + self._index.num_bytes + sketch_bytes)
+
+    def __contains__(self, key: int) -> bool:
+        return bool(self._index.find(np.array([key], np.uint64))[0] != ABSENT)
+
+    def pull(self, keys: Keys, out: Rows | None = None) -> Rows:
+        """Return the rows of these keys, into `out` if given."""
+        rows = np.empty((len(keys), self.spec.width), np.float32) if out is None else out
+        slots = self._index.find(keys)
+        is_absent = slots == ABSENT
+        if not is_absent.any():
+            np.take(self._weights, slots, axis=0, out=rows, mode="clip")  # other modes copy twice
+            return rows
+        present = np.flatnonzero(~is_absent)
+        rows[present] = self._weights[slots[present]]
+        rows[is_absent] = self.spec.initial.values(keys[is_absent], self.spec.width)
+        return rows
+
+    def push(self, keys: Keys, gradients: Rows, clock: int) -> int:
+        """Apply one gradient to each of these keys, which must differ; return how many were applied.
+
+        Raises:
+            NotFiniteGradient: A gradient is NaN or infinite. Nothing was applied.
+            LimitExceeded: There is no room for a new row. Nothing was applied.
+        """
+        self.check(keys, gradients)
+        slots = self._index.find(keys)
+        absent = np.flatnonzero(slots == ABSENT)
+        if len(absent):
+            admitted = absent[self._admit(keys[absent])]
+            self._make_room(len(admitted), slots, clock)
+            slots[admitted] = self._create(keys[admitted])
+            if len(admitted) < len(absent):
+                kept = np.flatnonzero(slots != ABSENT)
+                slots, gradients = slots[kept], gradients[kept]
+        self.num_updates += 1
+        self._versions[slots] = clock
+        self._counts[slots] += 1
+        self.spec.optimizer.update(self._weights, self._state, slots, gradients, self.num_updates)
+        return len(slots)
+
+    def check(self, keys: Keys, gradients: Rows) -> None:
+        """Refuse gradients of another shape, and those that are not finite.
+
+        Raises:
+            InvalidArgument, NotFiniteGradient: They are refused.
+        """
+        if gradients.shape != (len(keys), self.spec.width):
+            raise InvalidArgument(
+                f"gradients of shape {list(gradients.shape)} do not fit {len(keys)} keys of table {self.spec.name!r} "
+                f"with width {self.spec.width}",
+                field="gradients",
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_finite = np.isfinite(gradients.sum())  # NaN and infinity survive every sum
+        if not is_finite:
+            bad = np.flatnonzero(~np.isfinite(gradients).all(axis=1))
+            if len(bad):
+                raise NotFiniteGradient(
+                    f"the gradient of id {keys[bad[0]]} of table {self.spec.name!r} is not finite (and of "
+                    f"{len(bad) - 1} others); lower the learning rate, clip gradients, or check the data",
+                    field="gradients",
+                )
+
+    def _admit(self, keys: Keys) -> NDArray[np.bool_]:
+        if self._seen is None:
+            return np.ones(len(keys), np.bool_)
+        return self._seen.add(keys) >= self.spec.admit_after
+
+    def _make_room(self, num: int, pushed: Slots, clock: int) -> None:
+        """Evict rows so that `num` new ones fit: those without a gradient for longest, then those with the fewest.
+
+        Rows of the current push stay, and those younger than `evict_after`. If that does not suffice, adding fails.
+        """
+        num_over = len(self) + num - self.spec.max_rows
+        if num_over <= 0 or self.spec.evict_after is None:
+            return
+        slots = self._index.slots()
+        is_old = self._versions[slots].astype(np.int64) <= clock - self.spec.evict_after
+        is_old &= ~np.isin(slots, pushed)
+        slots = slots[is_old]
+        if len(slots) < num_over:
+            return
+        # Evict more than needed: looking at all rows takes long.
+        num_out = min(len(slots), max(num_over, self.spec.max_rows // 64))
+        order = np.lexsort((self._index.keys[slots], self._counts[slots], self._versions[slots]))
+        self.evict(slots[order[:num_out]])
+
+    def evict(self, slots: Slots) -> None:
+        """Forget rows: their keys have initial values again."""
+        self._versions[slots] = 0
+        self._counts[slots] = 0
+        self._index.remove(slots)
+        self.num_evicted += len(slots)
+
+    def _create(self, keys: Keys) -> Slots:
+        slots = self._index.add(keys)
+        weights = self.spec.initial.values(keys, self.spec.width)
+        state = np.empty((len(keys), self._state.shape[1]), np.float32)
+        self.spec.optimizer.fill_state(weights, state)
+        self._weights[slots], self._state[slots] = weights, state
+        return slots
+
+    # -- whole rows ------------------------------------------------------------------------------------------------
+
+    def rows(self, *, since: int = -1) -> Saved:
+        """Return the rows with a gradient after the clock `since`, in the order of their keys."""
+        slots = self._index.slots()
+        if since >= 0:
+            slots = slots[self._versions[slots] > since]
+        slots = slots[np.argsort(self._index.keys[slots])]
+        return Saved(
+            self._index.keys[slots],
+            self._weights[slots],
+            self._state[slots],
+            self._versions[slots],
+            self._counts[slots],
+        )
+
+    def put(self, rows: Saved) -> None:
+        """Add rows, or replace them.
+
+        Raises:
+            LimitExceeded: There is no room. Nothing was added.
+        """
+        slots = self._index.find(rows.keys)
+        absent = np.flatnonzero(slots == ABSENT)
+        slots[absent] = self._index.add(rows.keys[absent])
+        self._weights[slots], self._state[slots] = rows.weights, rows.state
+        self._versions[slots], self._counts[slots] = rows.versions, rows.counts
+
+    def remove(self, keys: Keys) -> None:
+        """Forget the rows of these keys, for example because another server owns them now."""
+        slots = self._index.find(keys)
+        slots = slots[slots != ABSENT]
+        self._versions[slots] = 0
+        self._counts[slots] = 0
+        self._index.remove(slots)
