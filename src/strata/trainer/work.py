@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import distributed
 
 from strata.checkpoint import CheckpointManager
 from strata.errors import ConfigError, InvalidArgument
@@ -60,7 +61,7 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
         steps=ctx.step,
         best_epoch=parts.history.best_epoch,
         monitor=parts.history.monitor,
-        best=_best(ctx, parts) if ctx.rank == 0 else None,
+        best=_best(ctx, parts),
         checkpoints=ctx.checkpoints.place,
         timings=timings,
         stop_reason=loop.stop_reason,
@@ -122,7 +123,16 @@ class _Averaged:
 
 
 def _best(ctx: Context, parts: Parts) -> CheckpointMetadata | None:
-    """Return the checkpoint of the best epoch, or the last one if epochs are not compared."""
+    """Return the checkpoint of the best epoch, or the last one if epochs are not compared. All ranks return the same:
+    one that lists the checkpoints itself may still see some that rank 0 is about to remove.
+    """
+    chosen = [_listed_best(ctx, parts) if ctx.rank == 0 else None]
+    if ctx.world_size > 1:
+        distributed.broadcast_object_list(chosen)
+    return chosen[0]
+
+
+def _listed_best(ctx: Context, parts: Parts) -> CheckpointMetadata | None:
     found = ctx.checkpoints.list()
     rated = [each for each in found if each.metadata.get(parts.history.monitor) is not None]  # NaN is saved as null
     if not rated:
