@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from strata.errors import InvalidArgument
+from strata.scratch import Scratch
 from strata.train.startup import check_options
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from strata.trainer.strategy import Strategy
 
 
+SCRATCH = "strata-trainer-"
+"""Prefix of temporary directories, which hold tables; the next Trainer removes those of a killed process."""
 EXPORT_ROWS = 4
 """Rows of the batch with which a program is captured; one row would look like a constant."""
 
@@ -228,7 +230,7 @@ class Trainer:
             )
         if isinstance(early_stopping, int):
             early_stopping = EarlyStopping(patience=early_stopping)
-        with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch:
+        with Scratch(SCRATCH) as scratch:
             config = FitConfig(
                 train=self._resolve(data, scratch),
                 valid=None if valid is None else self._resolve(valid, scratch),
@@ -282,7 +284,7 @@ class Trainer:
         The arguments are those of `fit`, and default to those of the last fit. Rows count equally if the data has no
         column of weights.
         """
-        with tempfile.TemporaryDirectory(prefix="strata-evaluate-") as scratch:
+        with Scratch(SCRATCH) as scratch:
             source = self._resolve(data, scratch)
             config = self._config_for(source, label, batch_size, data_options, inputs=inputs)
             if weight is not None:
@@ -292,7 +294,11 @@ class Trainer:
                 config = replace(config, weight=None)
             check(self, config)
             # A rank of a run keeps its context, and with it the place of checkpoints, for later fits.
-            place = places.choose(self.checkpoints, resume=True, is_worker=True) if engines.is_worker() else scratch
+            place = (
+                places.choose(self.checkpoints, resume=True, is_worker=True)
+                if engines.is_worker()
+                else str(scratch.path)
+            )
             saving = engines.Saving(checkpoints=place, options=self.checkpoint_options)
             found: dict[str, float] = self._engine().run(work.evaluate, (self._described(), config), saving)
             return found
@@ -309,7 +315,7 @@ class Trainer:
 
         Runs in this process.
         """
-        with tempfile.TemporaryDirectory(prefix="strata-predict-") as scratch:
+        with Scratch(SCRATCH) as scratch:
             config = self._config_for(self._resolve(data, scratch), None, batch_size, data_options, inputs=inputs)
             return work.predict(self, config)
 
@@ -328,7 +334,7 @@ class Trainer:
         data = self._last_data if sample is None else sample
         if data is None:
             raise InvalidArgument("export needs to see a batch; pass sample= with some rows", field="sample")
-        with tempfile.TemporaryDirectory(prefix="strata-export-") as scratch:
+        with Scratch(SCRATCH) as scratch:
             config = self._config_for(self._resolve(data, scratch), None, EXPORT_ROWS, {})
             batch, binding = work.example(self, config)
         directory = Path(path)
@@ -371,8 +377,8 @@ class Trainer:
         is_last_target = config.label is None and self.objective.loss is not None
         return num_values - 1 if num_values is not None and is_last_target else None
 
-    def _resolve(self, data: Any, scratch: str) -> Any:
-        return sources.resolve(data, has_features=self.features is not None, scratch=Path(scratch))
+    def _resolve(self, data: Any, scratch: Scratch) -> Any:
+        return sources.resolve(data, has_features=self.features is not None, scratch=scratch.path)
 
     def _engine(self) -> Engine:
         return engines.choose(
