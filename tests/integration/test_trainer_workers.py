@@ -196,5 +196,5 @@ def test_code_that_cannot_be_pickled_is_refused_with_its_name() -> None:
     module = network()
     module.lock = threading.Lock()  # type: ignore[assignment]
 
-    with pytest.raises(InvalidArgument, match="cannot be pickled for the workers"):
+    with pytest.raises(InvalidArgument, match="module=, a Sequential, cannot be pickled for the workers"):
         Trainer(module, LOSS, workers=2, logs="none").fit(arrays(32), batch_size=8)

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, LimitExceeded
 from strata.scratch import Scratch
 from strata.train.startup import check_options
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
 from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings
+from strata.trainer.diagnosis import explain_unpicklable
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
 from strata.trainer.parts import check
@@ -252,7 +253,6 @@ class Trainer:
                 self.objective.prepare_weights("weight")
             watched, better = check(self, config)
             best_options = {"keep_best": (watched, "max" if better == "higher" else "min")} if valid is not None else {}
-            engine = self._engine()
             place = places.choose(
                 self.checkpoints,
                 resume=resume,
@@ -260,7 +260,7 @@ class Trainer:
                 storage_options=self.checkpoint_options.get("storage_options"),
             )
             saving = engines.Saving(checkpoints=place, every=every, options={**best_options, **self.checkpoint_options})
-            result = engine.run(work.fit, (self._described(), config), saving)
+            result: Result = self._run(work.fit, config, saving)
         wants_best = early_stopping is not None if restore_best is None else restore_best
         described = replace(
             config, train=None, valid=None, early_stopping=None, monitor="", num_inputs=self._num_inputs(config)
@@ -300,7 +300,7 @@ class Trainer:
                 else str(scratch.path)
             )
             saving = engines.Saving(checkpoints=place, options=self.checkpoint_options)
-            found: dict[str, float] = self._engine().run(work.evaluate, (self._described(), config), saving)
+            found: dict[str, float] = self._run(work.evaluate, config, saving)
             return found
 
     def predict(
@@ -384,6 +384,16 @@ class Trainer:
         return engines.choose(
             workers=self.workers, engine=self.engine, name=self.name, max_restarts=self.max_restarts, logs=self.logs
         )
+
+    def _run(self, job: Callable[..., Any], config: FitConfig, saving: engines.Saving) -> Any:
+        try:
+            return self._engine().run(job, (self._described(), config), saving)
+        except LimitExceeded:
+            raise
+        except InvalidArgument as error:
+            if error.field != "train_fn":
+                raise
+            raise explain_unpicklable(self._described(), config) from error
 
     def _described(self) -> Trainer:
         """Return what workers receive: this object without the results of earlier fits."""
