@@ -177,7 +177,7 @@ def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.de
     settings, module = trainer.settings, trainer.module
     evaluator, loader, splitter, metrics = build_evaluator(trainer, config, ranks, device)
     if settings.compile:
-        module.compile(**(settings.compile if isinstance(settings.compile, dict) else {}))
+        compile_in_place(module, {} if settings.compile is True else settings.compile)
     optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
     bound = trainer.strategy.bind(module, ranks)
     monitor, better = monitored(trainer, metrics, config)
@@ -199,6 +199,22 @@ def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.de
         ranks=ranks,
         device=device,
     )
+
+
+def compile_in_place(module: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Compile what a call of the module runs. Its parameters keep their names, unlike those of `torch.compile(module)`.
+
+    `module.compile` does nothing for a module of torch itself, such as a Sequential: dynamo does not compile torch's
+    own frames. It compiles the frame of a function that calls the module.
+    """
+    if not type(module).forward.__module__.startswith("torch.nn."):
+        module.compile(**arguments)
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    module._compiled_call_impl = torch.compile(call, **arguments)
 
 
 def build_evaluator(
