@@ -71,13 +71,13 @@ class Links:
         """Return the link between nodes while `num_flows` ranks of each node send."""
         if ranks_per_node == 1:
             return self.inter
+        if num_flows == ranks_per_node:
+            return self.shared
         share = (num_flows - 1) / (ranks_per_node - 1)
         node_bytes_per_s = max(self.shared.bytes_per_s * ranks_per_node, self.inter.bytes_per_s)
         return Link(
             latency_s=self.inter.latency_s + share * (self.shared.latency_s - self.inter.latency_s),
-            bytes_per_s=min(self.inter.bytes_per_s, node_bytes_per_s / num_flows)
-            if num_flows < ranks_per_node
-            else self.shared.bytes_per_s,
+            bytes_per_s=min(self.inter.bytes_per_s, node_bytes_per_s / num_flows),
         )
 
 
