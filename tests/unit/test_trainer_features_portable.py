@@ -182,7 +182,7 @@ def test_times_in_another_unit_are_the_same_times() -> None:
     for unit in ("s", "us", "ns"):
         assert_same(features, pa.array(times, pa.timestamp(unit)))
     assert_same(features, pa.array([EPOCH.date()], pa.date32()))
-    with pytest.raises(ValueError, match="in us that are no 64-bit integers in ms"):
+    with pytest.raises(ValueError, match="in us that are not 64-bit integers in ms"):
         features.encode(pa.record_batch({"x": pa.array([1], pa.timestamp("us"))}))
     with pytest.raises(ValueError, match="not a whole number of ms"):
         features.portable()({"x": [EPOCH + dt.timedelta(microseconds=1)]})

@@ -271,7 +271,7 @@ def test_logits_that_are_read_as_probabilities_are_refused(name: str, from_logit
     metric = create(name, from_logits=from_logits)
     predictions = torch.tensor([[0.2, 3.0], [0.1, -1.5]]) if name == "cross_entropy" else torch.tensor([-1.5, 3.0])
 
-    with pytest.raises(InvalidArgument, match=rf"from -1\.5 to 3, which are no probabilities.*{cure}"):
+    with pytest.raises(InvalidArgument, match=rf"from -1\.5 to 3, which are not probabilities.*{cure}"):
         metric.update(predictions, torch.tensor([0, 1]))
 
 
@@ -280,7 +280,7 @@ def test_logits_that_are_read_as_probabilities_are_refused(name: str, from_logit
     [
         (torch.zeros(4, 3), torch.tensor([0, 1, 2, 3]), "class index 3 for predictions with 3 classes"),
         (torch.zeros(4, 3), torch.tensor([0, 1, 2, -1]), "class index -1"),
-        (torch.zeros(4, 3), torch.tensor([0, 1, 2, 0.5]), "target 0.5, which is no class index"),
+        (torch.zeros(4, 3), torch.tensor([0, 1, 2, 0.5]), "target 0.5, which is not a class index"),
         (torch.zeros(4, 3), torch.zeros(4, 2), r"\[4, 3\] and targets of shape \[4, 2\]"),
         (torch.zeros(4), torch.zeros(4), r"\[N, C\] scores"),
     ],

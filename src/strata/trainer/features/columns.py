@@ -159,8 +159,8 @@ def check_declarations(columns: Any, passthrough: Sequence[str] = ()) -> None:
     for column in columns:
         if not isinstance(column, Declaration):
             raise InvalidArgument(
-                f"columns has {column!r}, which is no feature; declare it as SparseFeat({column!r}), DenseFeat(…) or "
-                "VarLenFeat(…)",
+                f"columns has {column!r}, which is not a feature; declare it as SparseFeat({column!r}), DenseFeat(…) "
+                "or VarLenFeat(…)",
                 field="columns",
             )
     names = [column.name for column in columns]

@@ -170,7 +170,7 @@ class SparseFitter:
         if found.not_whole is not None:
             row = int(np.argmax(found.not_whole))
             raise SchemaMismatch(
-                f"column {self._name!r} ({array.type}) has the value {array[row].as_py()!r}, which is no category; "
+                f"column {self._name!r} ({array.type}) has the value {array[row].as_py()!r}, which is not a category; "
                 "declare it as DenseFeat, or round the column to integers"
             )
         return found

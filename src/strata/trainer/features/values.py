@@ -191,7 +191,7 @@ def _in_unit(
         is_exact = not rest.any()
     if not is_exact:
         raise SchemaMismatch(
-            f"column {name!r} has times in {own} that are no 64-bit integers in {wanted}, the unit that the features "
+            f"column {name!r} has times in {own} that are not 64-bit integers in {wanted}, the unit that the features "
             f"were fitted on; cast the column to {wanted}, or fit the features again"
         )
     return converted

@@ -285,5 +285,5 @@ def _as_float(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"metric {name!r} returned {type(value).__name__}, which is no number; return a float", field="metrics"
+            f"metric {name!r} returned {type(value).__name__}, which is not a number; return a float", field="metrics"
         ) from error

@@ -1,6 +1,6 @@
 """Metrics of classification: binary targets of 0 and 1, or class indices.
 
-`from_logits` says what the predictions are: True for logits, False for probabilities. None stands for unknown: such
+`from_logits` declares what the predictions are: True for logits, False for probabilities. None stands for unknown: such
 predictions are read as probabilities, and a value outside [0, 1] is an error that names the cure, because a guess made
 from each batch would depend on how rows are cut into batches.
 """
@@ -294,6 +294,6 @@ def _positive(metric: str, predictions: torch.Tensor, from_logits: bool | None, 
 def _checked_threshold(threshold: float) -> float:
     if not 0 < threshold < 1:
         raise InvalidArgument(
-            f"threshold={threshold!r} is no probability between 0 and 1; 0.5 is usual", field="threshold"
+            f"threshold={threshold!r} is not a probability between 0 and 1; 0.5 is usual", field="threshold"
         )
     return float(threshold)

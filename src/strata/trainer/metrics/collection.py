@@ -44,7 +44,7 @@ class MetricSet:
         elif isinstance(metrics, (list, tuple)):
             created = [create(spec, from_logits=from_logits) for spec in metrics]
         else:
-            raise InvalidArgument(f"metrics={metrics!r} is no list; write metrics=[…]", field="metrics")
+            raise InvalidArgument(f"metrics={metrics!r} is not a list; write metrics=[…]", field="metrics")
         self._metrics: dict[str, Metric] = {}
         for metric in created:
             if metric.name in self._metrics:
@@ -211,8 +211,8 @@ def _checked(predictions: Any, targets: Any, weights: Any) -> torch.Tensor:
     for field, part in parts.items():
         if not isinstance(part, torch.Tensor):
             raise InvalidArgument(
-                f"metrics got {field} of type {type(part).__name__}, which is no tensor; pass one tensor, or compute "
-                "metrics of several outputs one by one",
+                f"metrics got {field} of type {type(part).__name__}, which is not a tensor; pass one tensor, or "
+                "compute metrics of several outputs one by one",
                 field=field,
             )
     rows: torch.Tensor = predictions.reshape(1) if predictions.dim() == 0 else predictions  # One row, squeezed.

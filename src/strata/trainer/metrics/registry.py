@@ -54,7 +54,7 @@ def create(spec: Spec, *, from_logits: bool | None = None, name: str | None = No
         name: Replaces the metric's own name.
 
     Raises:
-        InvalidArgument: The name is unknown, or the object is no metric.
+        InvalidArgument: The name is unknown, or the object is not a metric.
     """
     metric = _named(spec) if isinstance(spec, str) else _given(spec)
     if isinstance(metric, ReadsLogits) and metric.from_logits is None:
@@ -85,11 +85,11 @@ def _given(spec: Metric | Callable[..., Any]) -> Metric:
         raise InvalidArgument(
             f"metric {spec.__name__} is a class; pass an instance: {spec.__name__}()", field="metrics"
         )
-    torchmetrics = sys.modules.get("torchmetrics")  # Who has an instance has imported it.
+    torchmetrics = sys.modules.get("torchmetrics")  # an instance exists only if it was imported
     if torchmetrics is not None and isinstance(spec, torchmetrics.Metric):
         return TorchMetric(copy.deepcopy(spec))
     if torchmetrics is not None and isinstance(spec, torchmetrics.MetricCollection):
-        raise InvalidArgument("a MetricCollection is no single metric; pass its metrics one by one", field="metrics")
+        raise InvalidArgument("a MetricCollection is not a single metric; pass its metrics one by one", field="metrics")
     if isinstance(spec, Metric):
         metric = copy.deepcopy(spec)
         metric.reset()

@@ -119,7 +119,7 @@ def classes(
     target is `ignore_index` are left out.
 
     Raises:
-        InvalidArgument: The shapes do not fit, or a target is no class index.
+        InvalidArgument: The shapes do not fit, or a target is not a class index.
     """
     predictions, targets = _plain(predictions), _plain(targets)
     if predictions.dim() == targets.dim() == 2 and targets.shape[1] == 1:
@@ -156,7 +156,7 @@ def probabilities(metric: str, predictions: torch.Tensor, *, from_logits: bool |
     if low < 0 or high > 1:
         cure = "apply sigmoid or softmax in the module" if from_logits is False else "pass from_logits=True"
         raise InvalidArgument(
-            f"metric {metric!r} got predictions from {low:g} to {high:g}, which are no probabilities; if they are "
+            f"metric {metric!r} got predictions from {low:g} to {high:g}, which are not probabilities; if they are "
             f"logits or log-probabilities, {cure}",
             field="predictions",
         )
@@ -189,7 +189,7 @@ def _whole(metric: str, targets: torch.Tensor) -> torch.Tensor:
     if not bool((indices == targets).all()):
         wrong = targets[indices != targets][0].item()
         raise InvalidArgument(
-            f"metric {metric!r} got the target {wrong}, which is no class index; targets must be whole numbers",
+            f"metric {metric!r} got the target {wrong}, which is not a class index; targets must be whole numbers",
             field="targets",
         )
     return indices

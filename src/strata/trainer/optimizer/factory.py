@@ -47,8 +47,8 @@ def create(
     make = named(spec) if isinstance(spec, str) else spec
     if not callable(make):
         raise InvalidArgument(
-            f"optimizer={spec!r} is no optimizer; pass a name such as 'adam', a class, an instance, a function of the "
-            "parameters, or an OptimizerStack",
+            f"optimizer={spec!r} is not an optimizer; pass a name such as 'adam', a class, an instance, a function of "
+            "the parameters, or an OptimizerStack",
             field="optimizer",
         )
     name = getattr(make, "__name__", repr(make))

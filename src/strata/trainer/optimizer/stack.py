@@ -184,7 +184,7 @@ def _parts(entry: Part | Mapping[str, Any]) -> list[Part]:
         return [entry]
     if not isinstance(entry, Mapping):
         raise InvalidArgument(
-            f"{entry!r} is no part of an OptimizerStack; write a mapping such as {{'deep': 'adam'}}, or "
+            f"{entry!r} is not a part of an OptimizerStack; write a mapping such as {{'deep': 'adam'}}, or "
             "Part('deep', 'adam')",
             field="optimizer",
         )

@@ -3,7 +3,7 @@
 A link costs a latency for each message and the inverse of its bandwidth for each byte (the α-β model). There are three
 kinds of links: between ranks of a node, between nodes when one rank of each node sends, and between nodes when all of
 them send at the same time and share the node's network card and cores. Stages of an algorithm follow one another, and a
-stage is as fast as its slowest link. `links.py` measures the three; `table.py` shows who wins for how many nodes.
+stage is as fast as its slowest link. `links.py` measures the three; `table.py` shows the fastest by number of nodes.
 """
 
 from __future__ import annotations
