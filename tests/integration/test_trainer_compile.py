@@ -15,6 +15,7 @@ from torch import nn
 
 from strata import Trainer
 from strata.checkpoint import CheckpointManager
+from strata.errors import InvalidArgument
 from strata.launch.record.directory import DIRECTORY_VARIABLE
 from tests.integration.trainer_models import arrays, network, weights
 
@@ -92,6 +93,12 @@ def test_a_compiled_module_is_exported_with_its_program() -> None:
     assert load_file(directory / "model.safetensors").keys() == network().state_dict().keys()
     program = torch.export.load(directory / "model.pt2").module()
     torch.testing.assert_close(program(x), trainer.predict(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{"backend": "unknown"}, {"unknown": 1}])
+def test_arguments_that_torch_refuses_are_shown(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"compile=.* is refused by torch.compile: .*unknown"):
+        trained(compile=arguments)
 
 
 @pytest.mark.slow

@@ -206,15 +206,24 @@ def compile_in_place(module: nn.Module, arguments: Mapping[str, Any]) -> None:
 
     `module.compile` does nothing for a module of torch itself, such as a Sequential: dynamo does not compile torch's
     own frames. It compiles the frame of a function that calls the module.
+
+    Raises:
+        InvalidArgument: torch.compile refuses the arguments.
     """
-    if not type(module).forward.__module__.startswith("torch.nn."):
-        module.compile(**arguments)
-        return
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    module._compiled_call_impl = torch.compile(call, **arguments)
+    try:
+        if type(module).forward.__module__.startswith("torch.nn."):
+            module._compiled_call_impl = torch.compile(call, **arguments)
+        else:
+            module.compile(**arguments)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(
+            f"compile={dict(arguments)} is refused by torch.compile: {error}; correct it, or write compile=True",
+            field="compile",
+        ) from error
 
 
 def build_evaluator(
