@@ -1,6 +1,6 @@
 """Predict the section of Debian packages from their descriptions and their neighbors in the package graph.
 
-    python examples/gnn_packages.py           half a minute
+    python examples/gnn_packages.py           about a minute
     python examples/gnn_packages.py --full    more neighbors per package, more epochs
 
 The graph is what apt knows: an edge is a dependency, a recommendation or a suggestion. Without apt, it is the installed

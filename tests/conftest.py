@@ -47,6 +47,7 @@ LONGEST = (
     "test_bench_checkpoint",
     "test_docs_data_pages",
     "test_train_orchestrator",
+    "test_trainer_nodes",
     "test_checkpoint_ranks",
     "test_bench_overhead",
 )

@@ -133,7 +133,7 @@ def test_bind_refuses_what_cannot_work_and_names_the_cure(run: Run) -> None:
         "group_size=4 does not divide the world size, 6; use 2 or 3, or leave group_size out, or change the number of "
         "workers"
     )
-    assert "torch's process group has rank 1 of 6, and `ranks` says rank 2 of 6" in found["ranks"]
+    assert "torch's process group has rank 1 of 6, but `ranks` is rank 2 of 6" in found["ranks"]
     assert "the module of rank 1 has other parameters than that of rank 0" in found["module"]
     assert "pass `module.module`" in found["wrapped"]
 

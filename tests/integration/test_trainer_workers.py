@@ -99,7 +99,7 @@ def test_a_fit_of_one_worker_resumes_on_two(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import torch
+import os, torch
 from strata import Trainer
 from tests.integration.trainer_models import arrays, network, weights
 
@@ -107,7 +107,7 @@ module = network()
 trainer = Trainer(module, torch.nn.BCEWithLogitsLoss(), torch.optim.Adam, ["auc"], workers=1)
 result = trainer.fit(arrays(120), valid=arrays(40, seed=1), epochs=2, batch_size=8)
 found = trainer.evaluate(arrays(40, seed=1))
-if result.best is not None:
+if os.environ.get("RANK", "0") == "0":
     print("weights", weights(module), "steps", result.steps, "auc", found["auc"] == result.history[-1]["valid_auc"])
 """
 
@@ -141,6 +141,37 @@ def test_a_script_with_a_trainer_runs_under_a_launcher(tmp_path: Path, launcher:
     assert "steps 30 auc True" in alone  # one worker with half the global batch
 
 
+BEST = """
+import os, torch
+from strata import Trainer
+from tests.integration.trainer_models import arrays, network, weights
+
+def climb(optimizer):  # the second epoch ruins the weights
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0 if epoch == 0 else -10.0)
+
+module = network()
+trainer = Trainer(module, torch.nn.BCEWithLogitsLoss(), torch.optim.SGD, optimizer_args={"lr": 0.1}, scheduler=climb)
+result = trainer.fit(arrays(120), valid=arrays(40, seed=1), epochs=2, batch_size=8, restore_best=True)
+scores = trainer.evaluate(arrays(40, seed=1))
+print("rank", os.environ["RANK"], "best", result.best_epoch, result.best.step, weights(module)[:3])
+assert scores["loss"] == result.history[0]["valid_loss"]
+"""
+
+
+@pytest.mark.timeout(120)
+def test_all_ranks_under_a_launcher_end_with_the_weights_of_the_best_epoch() -> None:
+    Path("train.py").write_text(BEST)
+    command = [sys.executable, "-m", "strata.cli", "run", "--workers", "2", "--logs", "all", "train.py"]
+
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = [line.partition(" best ")[2] for line in (ended.stdout + ended.stderr).splitlines() if " best " in line]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("0 8 ")
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_a_second_fit_under_a_launcher_is_refused_with_the_cure() -> None:
@@ -165,5 +196,5 @@ def test_code_that_cannot_be_pickled_is_refused_with_its_name() -> None:
     module = network()
     module.lock = threading.Lock()  # type: ignore[assignment]
 
-    with pytest.raises(InvalidArgument, match="cannot be pickled for the workers"):
+    with pytest.raises(InvalidArgument, match="module=, a Sequential, cannot be pickled for the workers"):
         Trainer(module, LOSS, workers=2, logs="none").fit(arrays(32), batch_size=8)

@@ -16,6 +16,7 @@ from strata.trainer.models.embedding import (
     FeatureInputs,
     FeatureVectors,
     FeatureWeights,
+    FieldIds,
     FlatInput,
     pool,
 )
@@ -162,9 +163,9 @@ def test_a_batch_that_does_not_fit_is_refused(batch: dict[str, Tensor], message:
 
 @pytest.mark.parametrize(("field", "wrong"), [("a", 5), ("a", -1), ("b", 4), ("tags", 7), ("words", -3)])
 def test_an_id_outside_the_table_is_named_with_its_field_and_the_size_of_the_table(field: str, wrong: int) -> None:
-    block = EmbeddingBlock(Layout.of(MIXED), 4)
+    ids = FieldIds(Layout.of(MIXED))
     batch = random_batch(MIXED, 4)
-    block.check_ids(batch)
+    ids.check_ids(batch)
     column = {"a": batch["sparse"][:, 0], "b": batch["sparse"][:, 1]}.get(field, batch.get(field))
     assert column is not None
     column[2] = wrong
@@ -172,12 +173,12 @@ def test_an_id_outside_the_table_is_named_with_its_field_and_the_size_of_the_tab
     with pytest.raises(
         InvalidArgument, match=f"field '{field}' has the id {wrong}, but its table has {size} ids"
     ) as error:
-        block.check_ids(batch)
+        ids.check_ids(batch)
     assert error.value.field == field
 
 
 def test_an_empty_batch_has_no_wrong_ids() -> None:
-    EmbeddingBlock(Layout.of(MIXED), 4).check_ids(random_batch(MIXED, 0))
+    FieldIds(Layout.of(MIXED)).check_ids(random_batch(MIXED, 0))
 
 
 @pytest.mark.parametrize(

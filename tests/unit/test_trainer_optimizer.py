@@ -232,7 +232,7 @@ def test_parts_that_do_not_fit_the_module_are_refused(parts: tuple[Any, ...], wo
     [
         ((), "needs a part"),
         (({},), "needs a part"),
-        ((torch.optim.Adam,), "not a part of an OptimizerStack"),
+        ((torch.optim.Adam,), "is not a part of an OptimizerStack"),
         (({"cls": torch.optim.Adam, "args": {"lr": 1}},), r"has the keys \['args', 'cls'\]"),
         (
             ({"cls": torch.optim.Adam, "model_key": "deep", "lr": 1},),
@@ -363,7 +363,7 @@ def test_the_buffers_and_parameters_of_losses_belong_to_the_stack() -> None:
         (({"fn": nn.MSELoss(), "weight": math.inf},), {}, "weight=inf"),
         ((), {"mse": (nn.MSELoss(), "1")}, "weight='1'"),
         ((), {"mse": (nn.MSELoss(), True)}, "weight=True"),
-        ((), {"mse": (nn.MSELoss(), 1, 2)}, "not a pair"),
+        ((), {"mse": (nn.MSELoss(), 1, 2)}, "is not a pair"),
         ((), {"mse": 3}, "'mse' is 3, which cannot be called"),
         ((nn.MSELoss,), {}, r"is a class; pass an instance: MSELoss\(\)"),
     ],

@@ -318,8 +318,8 @@ def _seeded(seed: int) -> Iterator[None]:
     before = None
     if get_worker_info() is None:
         before = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
-        generator = np.random.get_bit_generator()
-        np.random.set_bit_generator(_numpy_generator)
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # missing in numpy's stubs
+        np.random.set_bit_generator(_numpy_generator)  # type: ignore[attr-defined]
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed)
@@ -328,7 +328,7 @@ def _seeded(seed: int) -> Iterator[None]:
     finally:
         if before is not None:
             random.setstate(before[0])
-            np.random.set_bit_generator(generator)
+            np.random.set_bit_generator(generator)  # type: ignore[attr-defined]
             if before[1]["has_gauss"]:  # which numpy keeps outside of the generator
                 np.random.set_state(before[1])
             torch.default_generator.set_state(before[2])

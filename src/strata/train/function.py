@@ -275,16 +275,22 @@ def _dump(value: Any, file: BinaryIO | None, max_bytes: int) -> None:
         raise _NotPicklable(f"{type(error).__name__}: {error}") from error
 
 
+def why_not_picklable(value: Any) -> str:
+    """Return the pickler's error; empty if the value can be sent to workers."""
+    try:
+        _dump(value, None, sys.maxsize)
+    except _NotPicklable as error:
+        return str(error)
+    return ""
+
+
 def _culprit(call: Call) -> str:
     """Name the part of a call that cannot be pickled."""
     named = {f"argument {number}": value for number, value in enumerate(call.args, start=1)}
     named |= {f"argument {name!r}": value for name, value in call.kwargs.items()}
     for name, value in named.items():
-        with contextlib.suppress(_TooLarge):
-            try:
-                _dump(value, None, call.max_bytes)
-            except _NotPicklable:
-                return f"{name} of {call.name}, a {type(value).__name__},"
+        if why_not_picklable(value):
+            return f"{name} of {call.name}, a {type(value).__name__},"
     return f"the function {call.name}, with the globals that it uses,"
 
 

@@ -25,6 +25,10 @@ from strata.trainer.optimizer import build as build_optimizer
 from strata.trainer.parts import Parts, make_scheduler
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
     from strata.trainer.config import FitConfig
     from strata.trainer.trainer import Trainer
 
@@ -38,7 +42,7 @@ def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.de
     settings, module = trainer.settings, trainer.module
     evaluator, loader, splitter, metrics = build_evaluator(trainer, config, ranks, device)
     if settings.compile:
-        module.compile(**({} if settings.compile is True else settings.compile))
+        compile_in_place(module, {} if settings.compile is True else settings.compile)
     optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
     bound = trainer.strategy.bind(module, ranks)
     monitor, better = _monitored(trainer, metrics, config)
@@ -60,6 +64,31 @@ def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.de
         ranks=ranks,
         device=device,
     )
+
+
+def compile_in_place(module: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Compile what a call of the module runs. Its parameters keep their names, unlike those of `torch.compile(module)`.
+
+    `module.compile` does nothing for a module of torch itself, such as a Sequential: dynamo does not compile torch's
+    own frames. It compiles the frame of a function that calls the module.
+
+    Raises:
+        InvalidArgument: torch.compile refuses the arguments.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    try:
+        if type(module).forward.__module__.startswith("torch.nn."):
+            module._compiled_call_impl = torch.compile(call, **arguments)
+        else:
+            module.compile(**arguments)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(
+            f"compile={dict(arguments)} is refused by torch.compile: {error}; correct it, or write compile=True",
+            field="compile",
+        ) from error
 
 
 def build_evaluator(

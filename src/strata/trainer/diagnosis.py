@@ -1,5 +1,5 @@
-"""Explains errors that a user's module raises: which inputs it received, which id is outside which table, and which
-batch is too small for a BatchNorm.
+"""Explains errors of a user's objects: which inputs a module received, which id is outside which table, which batch is
+too small for a BatchNorm, and which argument cannot be sent to workers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from strata.errors import InvalidArgument, StrataError
+from strata.train.function import why_not_picklable
 from strata.trainer.binding import describe
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from strata.data.order.steps import Steps
     from strata.trainer.batches import Batch
+    from strata.trainer.config import FitConfig
+    from strata.trainer.trainer import Trainer
 
 OF_MODULES = (IndexError, RuntimeError, TypeError, ValueError)
 """What a module raises if it does not fit the data."""
@@ -126,3 +129,29 @@ def _id_outside_its_table(module: nn.Module, batch: Batch) -> str:
         for handle in handles:
             handle.remove()
     return found[0] if found else ""
+
+
+def explain_unpicklable(trainer: Trainer, config: FitConfig) -> InvalidArgument:
+    """Return an error that names the argument that workers cannot receive."""
+    arguments = {
+        **{
+            name: getattr(trainer, name) for name in ("module", "loss", "optimizer", "metrics", "callbacks", "features")
+        },
+        "scheduler": trainer.settings.scheduler,
+        "strategy": trainer.strategy,
+        "data": config.train,
+        "valid": config.valid,
+        "label": config.label,
+    }
+    reasons = {name: why_not_picklable(value) for name, value in arguments.items()}
+    culprit = next((name for name, reason in reasons.items() if reason), None)
+    if culprit is None:  # an attribute that a subclass has added, or its methods
+        what, reason = f"the {type(trainer).__name__}", why_not_picklable(trainer)
+    else:
+        what, reason = f"{culprit}=, a {type(arguments[culprit]).__name__},", reasons[culprit]
+    return InvalidArgument(
+        f"{what} cannot be pickled for the workers ({reason}); create objects that belong to a process, such as open "
+        "files, locks and connections, where they are used, or move the code into a file and import it, so that "
+        "workers import it too",
+        field=culprit or "trainer",
+    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,8 @@ import torch
 from torch import nn
 
 from strata.checkpoint import CheckpointManager
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, LimitExceeded
+from strata.scratch import Scratch
 from strata.storage.memory import MemoryStore
 from strata.train.startup import check_options, strategy_of
 from strata.trainer import engine as engines
@@ -29,6 +29,7 @@ from strata.trainer import places, sources, work
 from strata.trainer.assembly import check
 from strata.trainer.callbacks import listed as listed_callbacks
 from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings, column_names, mapping
+from strata.trainer.diagnosis import explain_unpicklable
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
 from strata.trainer.strategy import AllReduce
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from strata.trainer.strategy import Strategy
 
 
+SCRATCH = "strata-trainer-"
+"""Prefix of temporary directories, which hold tables; the next Trainer removes those of a killed process."""
 EXPORT_ROWS = 4
 """Rows of the batch with which a program is captured; one row would look like a constant."""
 _SET_ELSEWHERE = {
@@ -250,7 +253,7 @@ class Trainer:
             raise InvalidArgument(f"restore_best={restore_best!r} must be True, False or None", field="restore_best")
         strategy_of(every)  # refuses what it does not know
         engine = self._engine()
-        with tempfile.TemporaryDirectory(prefix="strata-fit-") as scratch, engine.prepared():
+        with Scratch(SCRATCH) as scratch, engine.prepared():
             train = self._resolve(data, scratch)
             config = FitConfig(
                 train=train,
@@ -280,7 +283,7 @@ class Trainer:
                 storage_options=self.checkpoint_options.get("storage_options"),
             )
             saving = engines.Saving(checkpoints=place, every=every, options={**best_options, **self.checkpoint_options})
-            result = engine.run(work.fit, (self._described(), config), saving)
+            result: Result = self._run(engine, work.fit, config, saving)
         wants_best = early_stopping is not None if restore_best is None else restore_best
         described = replace(
             config, train=None, valid=None, early_stopping=None, monitor="", num_inputs=self._num_inputs(config)
@@ -305,7 +308,7 @@ class Trainer:
         column of weights.
         """
         engine = self._engine()
-        with tempfile.TemporaryDirectory(prefix="strata-evaluate-") as scratch, engine.prepared():
+        with Scratch(SCRATCH) as scratch, engine.prepared():
             source = self._resolve(data, scratch)
             sources.check_loader(source, batch_size=batch_size, shuffle=None)
             config = self._config_for(source, label, batch_size, data_options, inputs=inputs)
@@ -316,9 +319,13 @@ class Trainer:
                 config = replace(config, weight=None)
             check(self, config)
             # A rank of a run keeps its context, and with it the place of checkpoints, for later fits.
-            place = places.choose(self.checkpoints, resume=True, is_worker=True) if engines.is_worker() else scratch
+            place = (
+                places.choose(self.checkpoints, resume=True, is_worker=True)
+                if engines.is_worker()
+                else str(scratch.path)
+            )
             saving = engines.Saving(checkpoints=place, options=self.checkpoint_options)
-            found: dict[str, float] = engine.run(work.evaluate, (self._described(), config), saving)
+            found: dict[str, float] = self._run(engine, work.evaluate, config, saving)
             return found
 
     def predict(
@@ -333,7 +340,7 @@ class Trainer:
 
         Runs in this process.
         """
-        with tempfile.TemporaryDirectory(prefix="strata-predict-") as scratch:
+        with Scratch(SCRATCH) as scratch:
             source = self._resolve(data, scratch)
             sources.check_loader(source, batch_size=batch_size, shuffle=None)
             return work.predict(self, self._config_for(source, None, batch_size, data_options, inputs=inputs))
@@ -353,7 +360,7 @@ class Trainer:
         data = self._last_data if sample is None else sample
         if data is None:
             raise InvalidArgument("export needs to see a batch; pass sample= with some rows", field="sample")
-        with tempfile.TemporaryDirectory(prefix="strata-export-") as scratch:
+        with Scratch(SCRATCH) as scratch:
             config = self._config_for(self._resolve(data, scratch), None, EXPORT_ROWS, {})
             batch, binding = work.example(self, config)
         directory = Path(path)
@@ -396,13 +403,23 @@ class Trainer:
         is_last_target = config.label is None and self.objective.loss is not None
         return num_values - 1 if num_values is not None and is_last_target else None
 
-    def _resolve(self, data: Any, scratch: str) -> Any:
-        return sources.resolve(data, has_features=self.features is not None, scratch=Path(scratch))
+    def _resolve(self, data: Any, scratch: Scratch) -> Any:
+        return sources.resolve(data, has_features=self.features is not None, scratch=scratch.path)
 
     def _engine(self) -> Engine:
         return engines.choose(
             workers=self.workers, engine=self.engine, name=self.name, max_restarts=self.max_restarts, logs=self.logs
         )
+
+    def _run(self, engine: Engine, job: Callable[..., Any], config: FitConfig, saving: engines.Saving) -> Any:
+        try:
+            return engine.run(job, (self._described(), config), saving)
+        except LimitExceeded:
+            raise
+        except InvalidArgument as error:
+            if error.field != "train_fn":
+                raise
+            raise explain_unpicklable(self._described(), config) from error
 
     def _described(self) -> Trainer:
         """Return what workers receive: this object without the results of earlier fits."""

@@ -18,6 +18,7 @@ from strata.trainer.assembly import build, build_evaluator
 from strata.trainer.callbacks import RunInfo
 from strata.trainer.history import Result
 from strata.trainer.loop import Loop
+from strata.trainer.metrics.gathering import gather_states
 from strata.trainer.optimizer import Ema
 from strata.trainer.resumption import only_fitting
 
@@ -66,7 +67,7 @@ def _result(loop: Loop, ctx: Context, began_s: float) -> Result:
         steps=ctx.step,
         best_epoch=history.best_epoch,
         monitor=history.monitor,
-        best=_best(ctx, history) if ctx.rank == 0 else None,
+        best=_best(ctx, history),
         checkpoints=ctx.checkpoints.place,
         timings={"start_s": first_s - began_s, **loop.seconds, "total_s": now_s - began_s},
         stop_reason=loop.stop_reason,
@@ -125,7 +126,18 @@ class _Averaged:
 
 
 def _best(ctx: Context, history: History) -> CheckpointMetadata | None:
-    """Return the checkpoint of the best epoch, or the last one if epochs are not compared."""
+    """Return the checkpoint of the best epoch, or the last one if epochs are not compared. All ranks return the same:
+    one that lists the checkpoints itself may still see some that rank 0 is about to remove.
+    """
+    own = _listed_best(ctx, history) if ctx.rank == 0 else None
+    if ctx.world_size == 1:
+        return own
+    encoded = torch.tensor(list(("" if own is None else own.id).encode()), dtype=torch.uint8)
+    chosen = bytes(gather_states([{"id": encoded}])[0][0]["id"].tolist()).decode()
+    return own or next((each for each in ctx.checkpoints.list() if each.id == chosen), None)
+
+
+def _listed_best(ctx: Context, history: History) -> CheckpointMetadata | None:
     found = ctx.checkpoints.list()
     rated = [each for each in found if each.metadata.get(history.monitor) is not None]  # NaN is saved as null
     if not rated:

@@ -229,7 +229,8 @@ class LocalWorkers:
         Raises:
             OSError: The system cannot start another process.
         """
-        process, ours = _ahead.pop(_key(modules, variables), None) or _start_host(modules, variables, stderr)
+        started = _ahead.pop(_key(modules, variables), None)
+        process, ours = started if started is not None else _start_host(modules, variables, stderr)
         host = _Host(process, ours, self._roster, self._hosts.discard, is_for_one=is_for_one)
         self._hosts.add(host)
         return host
@@ -251,8 +252,9 @@ def warm_ahead(preload: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        process, link = _ahead.pop(key, (None, None))
-        if process is not None and link is not None:
+        unused = _ahead.pop(key, None)
+        if unused is not None:
+            process, link = unused
             link.close()
             process.kill()
             process.wait()

@@ -26,11 +26,10 @@ ftrl: Kernel = None
 try:
     import numba
 except ImportError:
-    numba = None
-
-if numba is not None:
-    _compiled: Callable[[F], F] = numba.njit(cache=True, nogil=True, error_model="numpy")
-    _compiled_freely: Callable[[F], F] = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc"})
+    pass
+else:
+    _compiled: Callable[[F], Any] = numba.njit(cache=True, nogil=True, error_model="numpy")
+    _compiled_freely: Callable[[F], Any] = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc"})
 
     @_compiled
     def _mix(key: Any) -> Any:

@@ -222,7 +222,7 @@ class Features:
         """Read the file that `save` wrote.
 
         Raises:
-            InvalidArgument: The file is not one of features; the message says why.
+            InvalidArgument: `Features.save` did not write the file; the message gives the reason.
         """
         try:
             state = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Metrics of classification: binary targets of 0 and 1, or class indices.
 
-`from_logits` says what the predictions are: True for logits, False for probabilities. None stands for unknown: such
+`from_logits` declares what the predictions are: True for logits, False for probabilities. None stands for unknown: such
 predictions are read as probabilities, and a value outside [0, 1] is an error that names the cure, because a guess made
 from each batch would depend on how rows are cut into batches.
 """

@@ -85,7 +85,7 @@ def _given(spec: Metric | Callable[..., Any]) -> Metric:
         raise InvalidArgument(
             f"metric {spec.__name__} is a class; pass an instance: {spec.__name__}()", field="metrics"
         )
-    torchmetrics = sys.modules.get("torchmetrics")  # Who has an instance has imported it.
+    torchmetrics = sys.modules.get("torchmetrics")  # an instance exists only if it was imported
     if torchmetrics is not None and isinstance(spec, torchmetrics.Metric):
         return TorchMetric(copy.deepcopy(spec))
     if torchmetrics is not None and isinstance(spec, torchmetrics.MetricCollection):

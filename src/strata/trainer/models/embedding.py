@@ -149,10 +149,6 @@ class EmbeddingBlock(nn.Module):
         vectors: Tensor = self.table(self.ids(batch))
         return vectors
 
-    def check_ids(self, batch: Mapping[str, Tensor]) -> None:
-        """Check that every id of a batch lies within the table of its field; see `FieldIds.check_ids`."""
-        self.ids.check_ids(batch)
-
 
 class FlatInput(nn.Module):
     """Returns the embeddings of a row and its dense columns side by side: `[rows, width]`.

@@ -103,10 +103,6 @@ class Layout:
         return self.sparse + self.varlen
 
     @property
-    def num_ids(self) -> int:
-        return sum(field.num_ids for field in self.embedded)
-
-    @property
     def dense_width(self) -> int:
         return len(self.dense_columns)
 

@@ -106,7 +106,9 @@ def _pair(each: LossFn | tuple[LossFn, float]) -> tuple[LossFn, float]:
     if not isinstance(each, tuple):
         return each, 1.0
     if len(each) != 2:
-        raise InvalidArgument(f"{each!r} is not a pair of a loss and a weight", field="loss")
+        raise InvalidArgument(
+            f"{each!r} is not a pair of a loss and a weight; write bce=(nn.BCEWithLogitsLoss(), 0.7)", field="loss"
+        )
     return each
 
 

@@ -222,7 +222,7 @@ def _check_process_group(ranks: Ranks) -> None:
     found = (dist.get_rank(), dist.get_world_size())
     if found != (ranks.rank, ranks.world_size):
         raise InvalidArgument(
-            f"torch's process group has rank {found[0]} of {found[1]}, and `ranks` says rank {ranks.rank} of "
+            f"torch's process group has rank {found[0]} of {found[1]}, but `ranks` is rank {ranks.rank} of "
             f"{ranks.world_size}; pass the identity that the process group was created with",
             field="ranks",
         )

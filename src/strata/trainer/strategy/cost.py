@@ -3,7 +3,7 @@
 A link costs a latency for each message and the inverse of its bandwidth for each byte (the α-β model). There are three
 kinds of links: between ranks of a node, between nodes when one rank of each node sends, and between nodes when all of
 them send at the same time and share the node's network card and cores. Stages of an algorithm follow one another, and a
-stage is as fast as its slowest link. `links.py` measures the three; `table.py` shows who wins for how many nodes.
+stage is as fast as its slowest link. `links.py` measures the three; `table.py` shows the fastest by number of nodes.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Links:
         """Return the link between nodes while `num_flows` ranks of each node send."""
         if ranks_per_node == 1:
             return self.inter
+        if num_flows == ranks_per_node:
+            return self.shared
         share = (num_flows - 1) / (ranks_per_node - 1)
         node_bytes_per_s = max(self.shared.bytes_per_s * ranks_per_node, self.inter.bytes_per_s)
         return Link(
             latency_s=self.inter.latency_s + share * (self.shared.latency_s - self.inter.latency_s),
-            bytes_per_s=min(self.inter.bytes_per_s, node_bytes_per_s / num_flows)
-            if num_flows < ranks_per_node
-            else self.shared.bytes_per_s,
+            bytes_per_s=min(self.inter.bytes_per_s, node_bytes_per_s / num_flows),
         )
 
 

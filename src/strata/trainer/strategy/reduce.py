@@ -1,7 +1,7 @@
 """The all-reduce algorithms: each replaces a flat tensor on every rank by the sum over all ranks.
 
 Ring is torch's own all-reduce. Group and torus split it into stages over the rows and columns of a grid (see
-`topology.py`), so that few or small messages travel between nodes. Calls block until the result is there; `lane.py`
+`topology.py`), so that few or small messages travel between nodes. Calls block until the result is complete; `lane.py`
 takes them off the training thread. All ranks end with the same bits, because every element is summed in one place and
 then copied.
 

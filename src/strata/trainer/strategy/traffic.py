@@ -1,4 +1,4 @@
-"""Bytes per link: who sends how much to whom in one all-reduce. Pure arithmetic.
+"""Bytes per link: what each rank sends to each other rank in one all-reduce. Pure arithmetic.
 
 Each algorithm is a list of stages, and each stage a list of messages between two ranks, as gloo sends them: rings send
 to the next rank, reduce-scatters exchange chunks directly, and broadcasts follow a binomial tree. Summing the messages
