@@ -218,6 +218,7 @@ def test_a_process_that_was_warmed_ahead_forks_the_workers(tmp_path: Path, monke
     others = _children()
     with warm_ahead(["preloaded_one"]):
         (host,) = _children() - others
+        monkeypatch.setenv("ADDED", "by a library")
         assert stage.run(stage.order(LOOKS)) == {0: 0}
 
     assert json.loads(stage.log()) == [host, True]
@@ -229,10 +230,11 @@ def test_a_process_that_was_warmed_ahead_in_another_environment_is_not_used(
 ) -> None:
     stage = Stage(lambda: LocalWorkers(preload=["random"]), tmp_path)
 
+    monkeypatch.setenv("CHANGED", "at first")
     others = _children()
     with warm_ahead(["random"]):
         (host,) = _children() - others
-        monkeypatch.setenv("LATER", "1")
+        monkeypatch.setenv("CHANGED", "later")
         assert stage.run(stage.order(LOOKS)) == {0: 0}
         assert json.loads(stage.log())[0] != host
         assert psutil.pid_exists(host)

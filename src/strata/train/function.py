@@ -44,6 +44,8 @@ class Call:
     kwargs: Mapping[str, Any]
     max_bytes: int = MAX_CALL_BYTES
     """Largest size of the pickled call."""
+    preload: tuple[str, ...] = ()
+    """Modules that workers will need, beyond those that the function's own file imports."""
 
     @property
     def name(self) -> str:

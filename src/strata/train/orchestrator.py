@@ -367,12 +367,14 @@ def run_call(
 
 
 @contextlib.contextmanager
-def importing_ahead(function: Callable[..., Any]) -> Iterator[None]:
-    """Begin to import what workers on this machine need for this function, for a `run_call` inside the context."""
+def importing_ahead(function: Callable[..., Any], *preload: str) -> Iterator[None]:
+    """Begin to import what workers on this machine need for a call of this function with these modules to preload, for
+    a `run_call` inside the context.
+    """
     from strata.launch.processes.imports import preloads  # noqa: PLC0415
     from strata.launch.processes.local import warm_ahead  # noqa: PLC0415
 
-    with warm_ahead([*preloads(CALLED, is_module=True, directory=str(Path.cwd())), *_preload_of(function)]):
+    with warm_ahead([*preloads(CALLED, is_module=True, directory=str(Path.cwd())), *_preload_of(function, preload)]):
         yield
 
 
@@ -413,7 +415,7 @@ def _prepare(
         checkpoints=run_directory.checkpoints_at(checkpoints, place),
         max_restarts=max_restarts,
         engine=engine,
-        preload=_preload_of(call.function),
+        preload=_preload_of(call.function, call.preload),
         function=call.name,
     )
     if engine == "ray":
@@ -433,8 +435,8 @@ def _call_directory(directory: RunDirectory) -> Path:
     return directory.path / "call"
 
 
-def _preload_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    return ("cloudpickle", *_imports_of(function))
+def _preload_of(function: Callable[..., Any], more: Sequence[str]) -> tuple[str, ...]:
+    return ("cloudpickle", *_imports_of(function), *more)
 
 
 def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:

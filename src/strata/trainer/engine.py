@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_CALL_BYTES = 16 << 30
 """Largest pickled job: the module's weights and the arrays that the user passed."""
+PRELOAD = ("torch._dynamo", "strata.trainer.work", "strata.checkpoint.manager", "strata.data.map_style")
+"""Modules that every worker needs before its first step, and that are slow to import. An optimizer imports the
+first."""
 DEFAULT_STEPS = 500
 """Steps between two checkpoints under torchrun, where ranks have no coordinator with which to agree on a time."""
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2
@@ -93,11 +96,11 @@ class Launched:
     logs: str = "auto"
 
     def prepared(self) -> contextlib.AbstractContextManager[None]:
-        return importing_ahead(_launched_worker) if self.engine == "local" else contextlib.nullcontext()
+        return importing_ahead(_launched_worker, *PRELOAD) if self.engine == "local" else contextlib.nullcontext()
 
     def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
         results = run_call(
-            Call(_launched_worker, (work, arguments, saving), {}, max_bytes=MAX_CALL_BYTES),
+            Call(_launched_worker, (work, arguments, saving), {}, max_bytes=MAX_CALL_BYTES, preload=PRELOAD),
             workers=self.workers,
             engine=self.engine,
             name=self.name,

@@ -229,15 +229,14 @@ class LocalWorkers:
         Raises:
             OSError: The system cannot start another process.
         """
-        started = _ahead.pop(_key(modules, variables), None)
-        process, ours = started if started is not None else _start_host(modules, variables, stderr)
+        process, ours = _take_ahead(modules, variables) or _start_host(modules, variables, stderr)
         host = _Host(process, ours, self._roster, self._hosts.discard, is_for_one=is_for_one)
         self._hosts.add(host)
         return host
 
 
-_ahead: dict[tuple[object, ...], tuple[subprocess.Popen[bytes], socket.socket]] = {}
-"""Warm hosts that no `LocalWorkers` has taken over yet, by modules and environment."""
+_ahead: dict[tuple[str, ...], tuple[dict[str, str], subprocess.Popen[bytes], socket.socket]] = {}
+"""Warm hosts that no `LocalWorkers` has taken over yet, by their modules."""
 
 
 @contextlib.contextmanager
@@ -246,22 +245,30 @@ def warm_ahead(preload: Sequence[str]) -> Iterator[None]:
     environment: the imports run while the caller prepares the rest. A host that nobody needed ends with the context.
     """
     modules, variables = tuple(dict.fromkeys(preload)), _warm_variables(None)
-    key = _key(modules, variables)
     with contextlib.suppress(OSError):  # the workers will start their own, or report the error
-        _ahead[key] = _start_host(modules, variables, subprocess.DEVNULL)
+        _ahead[modules] = (variables, *_start_host(modules, variables, subprocess.DEVNULL))
     try:
         yield
     finally:
-        unused = _ahead.pop(key, None)
+        unused = _ahead.pop(modules, None)
         if unused is not None:
-            process, link = unused
+            _, process, link = unused
             link.close()
             process.kill()
             process.wait()
 
 
-def _key(modules: Sequence[str], variables: Mapping[str, str]) -> tuple[object, ...]:
-    return (*modules, *sorted(variables.items()))
+def _take_ahead(
+    modules: Sequence[str], variables: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket] | None:
+    """Return a host that was warmed ahead. Variables may have been added since, for example by a library that the
+    caller imported; workers get the current ones.
+    """
+    found = _ahead.get(tuple(modules))
+    if found is None or not found[0].items() <= variables.items():
+        return None
+    del _ahead[tuple(modules)]
+    return found[1:]
 
 
 def _warm_variables(variables: Mapping[str, str] | None) -> dict[str, str]:
