@@ -183,6 +183,31 @@ def test_a_second_fit_under_a_launcher_is_refused_with_the_cure() -> None:
     assert "can call fit once; give each fit a script of its own" in ended.stdout + ended.stderr
 
 
+COUNTING = """
+import torch
+from strata import Trainer
+from strata.launch.processes import local
+from tests.integration.trainer_models import arrays, network
+
+hosts, start = [], local._start_host
+local._start_host = lambda *arguments: hosts.append(arguments) or start(*arguments)
+
+if __name__ == "__main__":
+    Trainer(network(), torch.nn.BCEWithLogitsLoss(), workers=2, logs="none").fit(arrays(32), batch_size=8)
+    print(len(hosts), hosts[0][0])
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_fit_imports_once_for_all_workers_although_its_own_imports_change_the_environment() -> None:
+    Path("train.py").write_text(COUNTING)  # in a new interpreter, where torch has not set its variables yet
+
+    ended = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False)
+
+    assert ended.stdout.startswith("1 "), ended.stdout + ended.stderr
+    assert "'strata.trainer.work'" in ended.stdout
+
+
 @pytest.mark.timeout(120)
 def test_an_error_of_the_module_in_a_worker_is_not_retried_and_is_shown() -> None:
     with pytest.raises(RunFailed) as caught:
