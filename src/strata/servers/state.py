@@ -7,6 +7,7 @@ number of its push: a push that is repeated after a lost connection is recognize
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ class _Waiting(NamedTuple):
     clock: int
     wanted: Mapping[str, Keys]
     answer: Answer
+    room: Mapping[str, Rows]
 
 
 class ServerState:
@@ -84,19 +86,39 @@ class ServerState:
         """Forget the pulls of a worker whose connection is gone."""
         self._waiting = [each for each in self._waiting if each.fence != fence]
 
-    def pull(self, fence: Fence, clock: int, wanted: Mapping[str, Keys], answer: Answer) -> None:
+    def width_of(self, table: str) -> int:
+        """
+        Raises:
+            InvalidArgument: There is no such table.
+        """
+        if table not in self.tables:
+            raise InvalidArgument(
+                f"table {table!r} is unknown; this server has {', '.join(map(repr, self.tables))}", field="table"
+            )
+        return self.tables[table].spec.width
+
+    def pull(
+        self,
+        fence: Fence,
+        clock: int,
+        wanted: Mapping[str, Keys],
+        answer: Answer,
+        room: Mapping[str, Rows] = MappingProxyType({}),
+    ) -> None:
         """Call `answer` with the rows of these keys by table: now, or as soon as the staleness allows it.
 
-        `clock`: completed steps of the worker.
+        Args:
+            clock: Completed steps of the worker.
+            room: Where to write the rows of a table, instead of new memory.
 
         Raises:
             StaleIncarnation, InvalidArgument: The message is refused.
         """
         self._check(fence, wanted)
         if self.clocks.may_pull(clock):
-            answer(self._rows(wanted))
+            answer(self._rows(wanted, room))
         else:
-            self._waiting.append(_Waiting(fence, clock, wanted, answer))
+            self._waiting.append(_Waiting(fence, clock, wanted, answer, room))
 
     def push(self, fence: Fence, clock: int, gradients: Mapping[str, Push]) -> bool:
         """Complete step `clock` of a worker; return False if it was completed before, which changes nothing.
@@ -130,19 +152,16 @@ class ServerState:
         if ready:
             self._waiting = [each for each in self._waiting if not self.clocks.may_pull(each.clock)]
             for each in ready:
-                each.answer(self._rows(each.wanted))
+                each.answer(self._rows(each.wanted, each.room))
 
-    def _rows(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]:
-        return {name: self.tables[name].pull(keys) for name, keys in wanted.items()}
+    def _rows(self, wanted: Mapping[str, Keys], room: Mapping[str, Rows]) -> dict[str, Rows]:
+        return {name: self.tables[name].pull(keys, room.get(name)) for name, keys in wanted.items()}
 
     def _check(self, fence: Fence, keys_by_table: Mapping[str, Keys]) -> None:
         if fence.attempt != self._attempt or self._incarnations.get(fence.rank) != fence.incarnation:
             raise self._stale(fence)
         for name, keys in keys_by_table.items():
-            if name not in self.tables:
-                raise InvalidArgument(
-                    f"table {name!r} is unknown; this server has {', '.join(map(repr, self.tables))}", field="table"
-                )
+            self.width_of(name)
             if keys.dtype != np.uint64 or keys.ndim != 1 or not (keys[1:] > keys[:-1]).all():
                 raise InvalidArgument(f"the keys of table {name!r} are not ascending 64-bit numbers", field="keys")
 

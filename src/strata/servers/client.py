@@ -1,0 +1,320 @@
+"""`ServersClient`: a worker's connections to all servers.
+
+A pull asks each server for the keys that it owns; a push sends each server its gradients, and an empty push to those
+without any, so that the clocks of all servers advance together. On one machine, keys and rows lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strata.errors import StrataError
+from strata.servers import protocol
+from strata.servers.placement import Placement
+from strata.servers.server import MAX_MESSAGE_BYTES
+from strata.transport.bulk import ConnectionLost, connect
+from strata.transport.slab import Slab
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from strata.servers.clocks import Push
+    from strata.servers.protocol import Request
+    from strata.servers.state import Fence
+    from strata.servers.table.keys import Keys
+    from strata.servers.table.optimizers import Rows
+    from strata.transport.bulk import Message
+
+SLAB_BYTES = 64 << 20
+"""Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
+NUM_REGIONS = 4
+"""Messages in shared memory at a time: two pulls and two pushes."""
+_ALIGNMENT = 64
+
+
+class ServersClient:
+    """Pulls and pushes. Use it from one thread."""
+
+    def __init__(
+        self,
+        addresses: Mapping[str, str],
+        fence: Fence,
+        widths: Mapping[str, int],
+        *,
+        token: str = "",
+        context: ssl.SSLContext | None = None,
+        slab_bytes: int = SLAB_BYTES,
+    ) -> None:
+        """Connect to all servers and join.
+
+        Args:
+            addresses: By the name of the server.
+            widths: By table.
+            slab_bytes: Shared memory for each server on this machine; 0 for none.
+
+        Raises:
+            ConnectionLost: A server does not answer; the message names it.
+            StrataError: A server refuses this worker.
+        """
+        self._widths = dict(widths)
+        self._placement = Placement.first(list(addresses))
+        self._links: list[_Link] = []
+        try:
+            for name, address in addresses.items():
+                self._links.append(_Link(name, address, token=token, context=context, slab_bytes=slab_bytes))
+            joins = [link.ask(protocol.Join(0, *fence)) for link in self._links]
+            self.clock = min(join.result()[0].clock for join in joins)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+
+    def pull(self, clock: int, wanted: Mapping[str, Keys]) -> Pulled:
+        """Ask for the rows of these keys, which must ascend. `clock`: completed steps of this worker."""
+        tables = list(wanted)
+        owners = {name: self._placement.owners_of(keys) for name, keys in wanted.items()}
+        pulled = Pulled({name: (len(keys), self._widths[name]) for name, keys in wanted.items()})
+        for number, link in enumerate(self._links):
+            positions = {name: np.flatnonzero(owners[name] == number) for name in tables}
+            if any(map(len, positions.values())):
+                keys = [wanted[name][positions[name]] for name in tables]
+                shapes = [(len(each), self._widths[name]) for name, each in zip(tables, keys, strict=True)]
+                pulled.add(link.pull(clock, tables, keys, shapes), positions, shapes)
+        return pulled
+
+    def push(self, clock: int, gradients: Mapping[str, Push]) -> Future[None]:
+        """Complete step `clock` with these gradients, whose keys must ascend. All servers get a push."""
+        tables = list(gradients)
+        owners = {name: self._placement.owners_of(push.keys) for name, push in gradients.items()}
+        pushed = []
+        for number, link in enumerate(self._links):
+            parts = []
+            for name in tables:
+                own = np.flatnonzero(owners[name] == number)
+                parts += [(gradients[name].keys, own), (gradients[name].gradients, own)]
+            pushed.append(link.push(clock, tables, parts))
+        return _all_of(pushed)
+
+
+class _Part:
+    """The answer of one server to a pull."""
+
+    def __init__(
+        self, answer: Future[Any], region: _Region | None = None, room: list[NDArray[np.uint8]] | None = None
+    ) -> None:
+        self.answer = answer
+        self._region = region
+        self._room = room
+
+    def buffers(self, timeout_s: float | None) -> list[NDArray[np.uint8]]:
+        _, sent = self.answer.result(timeout_s)
+        return sent if self._room is None else self._room
+
+    def release(self) -> None:
+        if self._region is not None:
+            self._region.release()
+            self._region = None
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class Pulled:
+    """Rows that are on their way."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]]) -> None:
+        self._shapes = shapes
+        self._parts: list[tuple[_Part, Mapping[str, NDArray[np.int64]], list[tuple[int, int]]]] = []
+
+    def add(self, part: _Part, positions: Mapping[str, NDArray[np.int64]], shapes: list[tuple[int, int]]) -> None:
+        self._parts.append((part, positions, shapes))
+
+    def rows(self, timeout_s: float | None = None) -> dict[str, Rows]:
+        """Wait for the rows; return them by table, in the order of the keys. Call it once.
+
+        Raises:
+            ConnectionLost, StrataError: A server is lost or has refused the pull.
+            TimeoutError: They have not come in time.
+        """
+        found = {name: np.empty(shape, np.float32) for name, shape in self._shapes.items()}
+        for part, positions, shapes in self._parts:
+            for (name, own), buffer, shape in zip(positions.items(), part.buffers(timeout_s), shapes, strict=True):
+                found[name][own] = protocol.rows_in(buffer, *shape)
+            part.release()
+        return found
+
+
+class _Link:
+    """The connection to one server; a thread receives its answers."""
+
+    def __init__(self, name: str, address: str, *, token: str, context: ssl.SSLContext | None, slab_bytes: int) -> None:
+        self.name = name
+        try:
+            self._connection = connect(address, token=token, context=context, max_bytes=MAX_MESSAGE_BYTES)
+        except ConnectionLost as error:
+            raise ConnectionLost(f"parameter server {name}: {error.message}") from error
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._pending: dict[int, Future[Any]] = {}
+        self._lost: ConnectionLost | None = None
+        self._slab = Slab.create(slab_bytes) if slab_bytes and self._connection.can_share else None
+        self._regions: dict[str, list[_Region]] = {"pull": [], "push": []}
+        if self._slab is not None:
+            try:
+                self._connection.share(self._slab)
+            except ConnectionLost:
+                self._connection.close()
+                self._slab.close()
+                raise
+            size = slab_bytes // NUM_REGIONS // _ALIGNMENT * _ALIGNMENT
+            regions = [_Region(self._slab.view(number * size, size)) for number in range(NUM_REGIONS)]
+            self._regions = {"pull": regions[0::2], "push": regions[1::2]}
+        self._thread = threading.Thread(target=self._receive, name=f"strata-pull-{name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._thread.join(10)
+        if self._slab is not None:
+            self._slab.close()
+
+    def ask(self, request: Request, buffers: list[Any] | None = None) -> Future[Any]:
+        """Send a request; the result is the answer and its buffers."""
+        request.id = next(self._ids)
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._lost is not None:
+                future.set_exception(self._lost)
+                return future
+            self._pending[request.id] = future
+        try:
+            self._connection.send(protocol.encode(request), buffers or [])
+        except ConnectionLost as error:
+            self._fail(error)
+        return future
+
+    def pull(self, clock: int, tables: list[str], keys: list[Keys], shapes: list[tuple[int, int]]) -> _Part:
+        num_bytes = sum(each.nbytes for each in keys) + sum(4 * num * width for num, width in shapes)
+        region = next((each for each in self._regions["pull"] if each.is_free and each.fits(num_bytes)), None)
+        if region is None:
+            return _Part(self.ask(protocol.Pull(0, clock, tables), list(keys)))
+        region.begin()
+        given = [region.put(each) for each in keys]
+        room = [region.take(4 * num * width) for num, width in shapes]
+        region.user = self.ask(protocol.Pull(0, clock, tables, has_room=True), [*given, *room])
+        return _Part(region.user, region, room)
+
+    def push(self, clock: int, tables: list[str], parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
+        request = protocol.Push(0, clock, tables)
+        num_bytes = sum(len(own) * array[:1].nbytes for array, own in parts)
+        regions = self._regions["push"]
+        if not regions or not regions[0].fits(num_bytes):
+            return self.ask(request, [array[own] for array, own in parts])
+        region = regions.pop(0)
+        regions.append(region)
+        if region.user is not None:
+            region.user.exception()  # waits until the server has read what it holds
+        region.begin()
+        region.user = self.ask(request, [region.gather(array, own) for array, own in parts])
+        region.release()
+        return region.user
+
+    def _receive(self) -> None:
+        try:
+            while (message := self._connection.receive()) is not None:
+                self._answered(message)
+            self._fail(ConnectionLost("the server closed the connection"))
+        except StrataError as error:
+            self._fail(error)
+
+    def _answered(self, message: Message) -> None:
+        answer = protocol.decode_answer(message)
+        with self._lock:
+            future = self._pending.pop(answer.id, None)
+        if future is None:
+            return
+        if answer.error:
+            future.set_exception(protocol.error_of(answer))
+        else:
+            future.set_result((answer, message.buffers))
+
+    def _fail(self, error: StrataError) -> None:
+        lost = ConnectionLost(f"parameter server {self.name}: {error.message}")
+        with self._lock:
+            self._lost = self._lost or lost
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
+            future.set_exception(lost)
+
+
+class _Region:
+    """A part of a slab that one message uses at a time."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+        self._used = 0
+        self._is_held = False
+        self.user: Future[Any] | None = None
+        """The answer until which the server uses the memory."""
+
+    @property
+    def is_free(self) -> bool:
+        return not self._is_held and (self.user is None or self.user.done())
+
+    def fits(self, num_bytes: int) -> bool:
+        return num_bytes + _ALIGNMENT * 2 * protocol.MAX_TABLES <= self._memory.nbytes
+
+    def begin(self) -> None:
+        """Hold the memory for a new message."""
+        self._is_held = True
+        self._used = 0
+
+    def release(self) -> None:
+        """Let the memory be used again, once the server has answered."""
+        self._is_held = False
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        start = self._used
+        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return self._memory[start : start + num_bytes]
+
+    def put(self, array: NDArray[Any]) -> NDArray[Any]:
+        place = self.take(array.nbytes).view(array.dtype)
+        place[:] = array
+        return place
+
+    def gather(self, array: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Copy some rows of an array, without a copy in between."""
+        shape = (len(rows), *array.shape[1:])
+        place = self.take(array[:1].nbytes * len(rows)).view(array.dtype).reshape(shape)
+        np.take(array, rows, axis=0, out=place, mode="clip")
+        return place
+
+
+def _all_of(futures: list[Future[Any]]) -> Future[None]:
+    """Return a future that is done when all are, with the first error among them."""
+    everything: Future[None] = Future()
+    num_left = itertools.count(len(futures) - 1, -1)
+
+    def done(_: Future[Any]) -> None:
+        if next(num_left) == 0:
+            failed = [each.exception() for each in futures if each.exception() is not None]
+            if failed:
+                everything.set_exception(failed[0])
+            else:
+                everything.set_result(None)
+
+    for each in futures:
+        each.add_done_callback(done)
+    return everything

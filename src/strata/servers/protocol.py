@@ -1,0 +1,123 @@
+"""Messages between workers and servers. Arrays travel as buffers of bulk messages, in the order of `tables`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from strata import errors
+from strata.servers.table.table import NotFiniteGradient
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strata.transport.bulk import Message
+
+MAX_TABLES = 64
+"""Tables in one message; each needs up to two buffers."""
+_ERRORS: dict[str, type[errors.StrataError]] = {**errors.BY_KIND, "NotFiniteGradient": NotFiniteGradient}
+
+
+class Join(msgspec.Struct, tag=True, array_like=True):
+    """The first message of a worker."""
+
+    id: int
+    rank: int
+    attempt: int
+    incarnation: int
+
+
+class Pull(msgspec.Struct, tag=True, array_like=True):
+    """Buffers: keys of each table; with `has_room`, followed by room for the rows of each table, in shared memory."""
+
+    id: int
+    clock: int
+    tables: list[str]
+    has_room: bool = False
+
+
+class Push(msgspec.Struct, tag=True, array_like=True):
+    """Buffers: keys and gradients of each table."""
+
+    id: int
+    clock: int
+    tables: list[str]
+
+
+class Answer(msgspec.Struct, tag=True, array_like=True):
+    """To the request with this id. Buffers: rows of each table of a pull, unless they were written into its room."""
+
+    id: int
+    clock: int = 0
+    """To a join: steps that the worker has pushed."""
+    error: str = ""
+    """Name of an error, or nothing."""
+    reason: str = ""
+
+
+Request: TypeAlias = Join | Pull | Push
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Join | Pull | Push)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_request(message: Message) -> Request:
+    """
+    Raises:
+        InvalidArgument: It is not a request.
+    """
+    try:
+        request: Request = _requests.decode(message.header)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise errors.InvalidArgument(f"this is not a request to a parameter server: {error}") from None
+    if not isinstance(request, Join) and len(request.tables) > MAX_TABLES:
+        raise errors.InvalidArgument(f"a request names {len(request.tables)} tables; the limit is {MAX_TABLES}")
+    return request
+
+
+def decode_answer(message: Message) -> Answer:
+    """
+    Raises:
+        InvalidArgument: It is not an answer.
+    """
+    try:
+        return _answers.decode(message.header)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise errors.InvalidArgument(f"this is not an answer of a parameter server: {error}") from None
+
+
+def failed(request_id: int, error: errors.StrataError) -> Answer:
+    return Answer(request_id, error=type(error).__name__, reason=error.message)
+
+
+def error_of(answer: Answer) -> errors.StrataError:
+    return _ERRORS.get(answer.error, errors.StrataError)(answer.reason)
+
+
+def keys_in(buffer: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """
+    Raises:
+        InvalidArgument: Its length is not a multiple of 8 bytes.
+    """
+    if buffer.nbytes % 8:
+        raise errors.InvalidArgument(f"keys have {buffer.nbytes} bytes, which is not a multiple of 8", field="keys")
+    return buffer.view(np.uint64)
+
+
+def rows_in(buffer: NDArray[np.uint8], num_rows: int, width: int) -> NDArray[np.float32]:
+    """
+    Raises:
+        InvalidArgument: It does not hold as many rows.
+    """
+    if buffer.nbytes != num_rows * width * 4:
+        raise errors.InvalidArgument(
+            f"{num_rows} rows of {width} numbers have {num_rows * width * 4} bytes, not {buffer.nbytes}", field="rows"
+        )
+    rows: NDArray[Any] = buffer.view(np.float32)
+    return rows.reshape(num_rows, width)

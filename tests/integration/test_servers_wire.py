@@ -1,0 +1,230 @@
+"""Workers and servers over real sockets and shared memory, in threads and in processes that are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
+from strata.servers.client import ServersClient
+from strata.servers.clocks import Push
+from strata.servers.server import Server
+from strata.servers.state import Fence, ServerState
+from strata.servers.table.initial import Initial
+from strata.servers.table.optimizers import Adagrad
+from strata.servers.table.table import NotFiniteGradient, TableSpec
+from strata.transport.bulk import ConnectionLost, connect
+from strata.transport.tokens import Grant, Guard, Role
+
+TOKEN = "a-token-for-these-tests"
+GUARD = Guard(lambda: (Grant(Role.WORKER, TOKEN.encode()), Grant(Role.READER, b"a-token-of-a-reader")))
+WIDTHS = {"users": 8, "items": 4}
+SPECS = [
+    TableSpec(name=name, width=width, optimizer=Adagrad(lr=0.1), initial=Initial(seed=width))
+    for name, width in WIDTHS.items()
+]
+DEADLINE_S = 30.0
+
+
+class Cluster:
+    """Servers of this process."""
+
+    def __init__(self, directory: Path, kind: str, num_servers: int, **settings: Any) -> None:
+        addresses = [f"unix:{directory}/{n}" if kind == "unix" else "127.0.0.1:0" for n in range(num_servers)]
+        self.servers = [Server(ServerState(SPECS, **settings), address, guard=GUARD) for address in addresses]
+        self.addresses = {f"server-{number}": server.address for number, server in enumerate(self.servers)}
+
+    def client(self, rank: int = 0, incarnation: int = 1, **more: Any) -> ServersClient:
+        return ServersClient(self.addresses, Fence(rank, 0, incarnation), WIDTHS, **{"token": TOKEN, **more})
+
+    def rows(self, table: str) -> tuple[Any, Any]:
+        saved = [server.state.tables[table].rows() for server in self.servers]
+        keys = np.concatenate([each.keys for each in saved])
+        order = np.argsort(keys)
+        return keys[order], np.concatenate([each.weights for each in saved])[order]
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+@pytest.fixture(params=["unix", "unix without shared memory", "tcp"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, kind: str) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, kind.partition(" ")[0], 2, num_workers=1, staleness=0)
+    yield cluster
+    cluster.close()
+
+
+def keys_of(step: int, rank: int = 0) -> dict[str, Any]:
+    generator = np.random.default_rng((step, rank))
+    return {name: np.sort(generator.choice(5_000, 800, replace=False)).astype(np.uint64) for name in WIDTHS}
+
+
+def train(client: ServersClient, rank: int, steps: int) -> None:
+    for step in range(client.clock, steps):
+        wanted = keys_of(step, rank)
+        pulled = client.pull(step, wanted)
+        rows = pulled.rows(DEADLINE_S)
+        gradients = {name: Push(wanted[name], rows[name] * np.float32(0.5) + 1) for name in wanted}
+        client.push(step + 1, gradients).result(DEADLINE_S)
+
+
+def test_rows_and_gradients_travel_to_the_servers_that_own_them(cluster: Cluster, kind: str) -> None:
+    client = cluster.client(slab_bytes=0 if "without" in kind else 1 << 20)
+    train(client, 0, 5)
+    client.close()
+
+    alone = ServerState(SPECS, num_workers=1, staleness=0)
+    fence = Fence(0, 0, 1)
+    alone.join(fence)
+    for step in range(5):
+        wanted = keys_of(step)
+        rows = {name: alone.tables[name].pull(keys) for name, keys in wanted.items()}
+        gradients = {name: Push(wanted[name], rows[name] * np.float32(0.5) + 1) for name in wanted}
+        alone.push(fence, step + 1, gradients)
+    for table in WIDTHS:
+        keys, weights = cluster.rows(table)
+        expected = alone.tables[table].rows()
+        assert keys.tolist() == expected.keys.tolist()
+        assert weights.tobytes() == expected.weights.tobytes()
+    assert all(len(server.state.tables["users"]) > 100 for server in cluster.servers)
+
+
+def test_a_message_that_does_not_fit_into_shared_memory_goes_through_the_socket(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    client = cluster.client(slab_bytes=1 << 16)
+    train(client, 0, 3)
+    assert cluster.servers[0].state.step == 3
+    client.close()
+    cluster.close()
+
+
+def test_pulls_that_are_never_read_do_not_block_later_ones(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    client = cluster.client()
+    kept = [client.pull(0, keys_of(step)) for step in range(10)]
+    for step, pulled in enumerate(kept):
+        expected = cluster.servers[0].state.tables["users"].pull(keys_of(step)["users"])
+        assert pulled.rows(DEADLINE_S)["users"].tobytes() == expected.tobytes()
+    client.close()
+    cluster.close()
+
+
+def test_two_synchronous_workers_in_threads_make_the_same_bits_every_time(tmp_path: Path) -> None:
+    def run(number: int) -> list[bytes]:
+        place = tmp_path / str(number)
+        place.mkdir()
+        cluster = Cluster(place, "unix", 2, num_workers=2, staleness=0)
+        clients = [cluster.client(rank) for rank in range(2)]
+        threads = [threading.Thread(target=train, args=(client, rank, 6)) for rank, client in enumerate(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        found = [array.tobytes() for table in WIDTHS for array in cluster.rows(table)]
+        for client in clients:
+            client.close()
+        cluster.close()
+        return found
+
+    assert run(0) == run(1)
+
+
+def test_errors_of_a_server_reach_the_worker_with_their_type(cluster: Cluster) -> None:
+    client = cluster.client()
+    bad = np.full((1, 8), np.nan, np.float32)
+    with pytest.raises(NotFiniteGradient, match="table 'users'"):
+        client.push(1, {"users": Push(np.array([3], np.uint64), bad)}).result(DEADLINE_S)
+    client._widths["visitors"] = 4
+    with pytest.raises(InvalidArgument, match="table 'visitors' is unknown"):
+        client.pull(0, {"visitors": np.arange(50, dtype=np.uint64)}).rows(DEADLINE_S)
+    client.close()
+
+
+def test_a_replaced_worker_is_refused_and_the_new_one_continues_at_its_clock(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    old = cluster.client(incarnation=1)
+    train(old, 0, 2)
+    new = cluster.client(incarnation=2)
+    assert new.clock == 2
+    with pytest.raises(StaleIncarnation):
+        old.pull(2, keys_of(2)).rows(DEADLINE_S)
+    with pytest.raises(StaleIncarnation):
+        cluster.client(incarnation=1)
+    old.close()
+    new.close()
+    cluster.close()
+
+
+def test_a_reader_may_not_train(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    with pytest.raises(Unauthenticated, match="requires the role worker; this token has reader"):
+        cluster.client(token="a-token-of-a-reader")
+    cluster.close()
+
+
+def test_bytes_that_are_no_request_end_the_connection_only(cluster: Cluster) -> None:
+    client = cluster.client()
+    with connect(cluster.servers[0].address, token=TOKEN, max_bytes=1_000) as hostile:
+        hostile.send(b"\x93\x01\x02")
+        with contextlib.suppress(ConnectionLost):
+            assert hostile.receive() is None
+    train(client, 0, 1)
+    client.close()
+
+
+def test_a_worker_learns_which_server_is_lost(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 2, num_workers=1, staleness=None)
+    client = cluster.client()
+    cluster.servers[1].close()
+    with pytest.raises(ConnectionLost, match="parameter server server-1"):
+        client.pull(0, keys_of(0)).rows(DEADLINE_S)
+    client.close()
+    cluster.close()
+
+
+SERVER = """
+    import sys, threading
+    from strata.servers.server import Server
+    from strata.servers.state import ServerState
+    from tests.integration.test_servers_wire import GUARD, SPECS
+
+    server = Server(ServerState(SPECS, num_workers=1, staleness=0), sys.argv[1], guard=GUARD)
+    print("ready", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_server_that_is_killed_fails_pending_pulls_at_once(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SERVER), f"unix:{tmp_path}/server"],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    client = ServersClient({"only": f"unix:{tmp_path}/server"}, Fence(0, 0, 1), WIDTHS, token=TOKEN)
+    train(client, 0, 2)
+    waiting = client.pull(5, keys_of(5))  # of a step that never comes
+    process.kill()
+    with pytest.raises(ConnectionLost, match="parameter server only"):
+        waiting.rows(DEADLINE_S)
+    process.wait()
+    process.stdout.close()
+    client.close()
