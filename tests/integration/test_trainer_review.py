@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -471,6 +472,9 @@ def test_an_evaluation_before_a_fit_does_not_move_the_checkpoints_of_a_rank(monk
     opened: list[str] = []
 
     class Recorder:
+        def prepared(self) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
         def run(self, _: Any, __: Any, saving: Saving) -> dict[str, float]:
             opened.append(saving.checkpoints)
             return {}

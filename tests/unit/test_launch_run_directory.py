@@ -209,7 +209,7 @@ def test_runs_are_listed_newest_first_and_damaged_ones_hide_no_others() -> None:
     assert sorted(runs.unreadable) == ["b", "c", "e", "f"]
     assert "has an invalid run.json" in runs.unreadable["b"]
     assert "has no run.json" in runs.unreadable["c"]
-    assert "is negative" in runs.unreadable["f"]
+    assert "max_restarts=-1 is not a number of restarts" in runs.unreadable["f"]
     with pytest.raises(ConfigError, match="delete the directory"):
         open_run("b")
 
