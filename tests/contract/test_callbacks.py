@@ -217,13 +217,21 @@ def test_callbacks_are_called_on_rank_0_only(tmp_path: Path, monkeypatch: pytest
 
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 from callback_contract import fit
+from strata.checkpoint import CheckpointManager
 from strata.train import Callback
 
 class Killing(Callback):
+    def on_start(self, run):
+        self.place = run.checkpoints
+
     def on_step(self, step):
         if step.step == 6:
+            deadline_s = time.monotonic() + 60
+            with CheckpointManager(self.place) as manager:
+                while manager.latest() is None and time.monotonic() < deadline_s:
+                    time.sleep(0.01)  # the save of step 3 is in progress
             os.kill(os.getpid(), signal.SIGKILL)
 
 fit("json", "tensorboard", Killing(), every=3)
