@@ -53,7 +53,7 @@ class SurveyCache:
                 is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
                 if not is_ours or not stat.S_ISREG(status.st_mode) or status.st_size > self.max_bytes:
                     return None
-                data = opened.read(self.max_bytes)
+                data = opened.read(status.st_size)  # `read` allocates as much as it may return
             found = surveys.from_bytes(data)
         except (OSError, DataError) as error:
             _LOG.debug("ignoring the cached survey %s: %s", path, error)
