@@ -23,6 +23,7 @@ from strata.data.order.cursor import MAX_COUNT, check_version
 from strata.data.order.order import MAX_SEED
 from strata.data.order.steps import Steps
 from strata.errors import InvalidArgument, PlanChanged
+from strata.splitmix import finalize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,9 +65,9 @@ def _mix(cells: npt.NDArray[np.uint64], columns: np.uint64, height: np.uint64, k
     y, x = np.divmod(cells, columns)
     for number, key in enumerate(keys):
         if number % 2:
-            x = _added(x, _hash(y, key) % columns, columns)
+            x = _added(x, finalize(y + key) % columns, columns)
         else:
-            y = _added(y, _hash(x, key) % height, height)
+            y = _added(y, finalize(x + key) % height, height)
     return y * columns + x
 
 
@@ -74,17 +75,6 @@ def _added(values: Any, more: Any, modulus: np.uint64) -> Any:
     """Return the sum of two numbers below `modulus`, modulo `modulus`. A comparison is faster than a division."""
     values = values + more
     return values - modulus * (values >= modulus)
-
-
-def _hash(values: Any, key: np.uint64) -> Any:
-    """Apply the finalizer of splitmix64."""
-    values = values + key
-    values ^= values >> np.uint64(30)
-    values *= np.uint64(0xBF58476D1CE4E5B9)
-    values ^= values >> np.uint64(27)
-    values *= np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
-    return values
 
 
 # -- state -------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import numpy as np
 
 from strata.errors import LimitExceeded
 from strata.servers.table import native
-from strata.servers.table.keys import mix
 from strata.servers.table.memory import reserve
+from strata.splitmix import mix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from strata.errors import InvalidArgument
-from strata.servers.table.keys import GOLDEN, mix
+from strata.splitmix import GOLDEN, mix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Initial:
 
     def _fractions(self, keys: Keys, width: int, *, stream: int) -> NDArray[np.float64]:
         """Return numbers in [0, 1)."""
-        of_key = mix(mix(keys) ^ np.uint64((self.seed * GOLDEN + stream) & 0xFFFF_FFFF_FFFF_FFFF))
-        counters = of_key[:, None] + np.arange(width, dtype=np.uint64) * np.uint64(GOLDEN)
+        of_key = mix(mix(keys) ^ np.uint64((self.seed * int(GOLDEN) + stream) & 0xFFFF_FFFF_FFFF_FFFF))
+        counters = of_key[:, None] + np.arange(width, dtype=np.uint64) * GOLDEN
         fractions: NDArray[np.float64] = (mix(counters) >> np.uint64(11)).astype(np.float64) * _UNIT
         return fractions

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from strata.splitmix import mix
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -15,20 +17,7 @@ if TYPE_CHECKING:
 NUM_BUCKETS = 4_096
 """Buckets of keys. A bucket is the unit that moves between servers."""
 _BUCKET_SHIFT = np.uint64(64 - NUM_BUCKETS.bit_length() + 1)
-GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _KEY_BITS = 64
-
-
-def mix(keys: Keys) -> Keys:
-    """Spread keys evenly over 64 bits (the finalizer of splitmix64). Different keys stay different."""
-    mixed = keys + np.uint64(GOLDEN)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(_MULTIPLIERS[0])
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(_MULTIPLIERS[1])
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
 
 
 def buckets(keys: Keys) -> NDArray[np.int64]:

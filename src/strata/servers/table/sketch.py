@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.servers.table.keys import GOLDEN, mix
+from strata.splitmix import GOLDEN, mix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class CountSketch:
 
     def __init__(self, num_cells: int = _NUM_CELLS) -> None:
         self._cells = np.zeros((_NUM_ROWS, num_cells), np.uint8)
-        self._salts = mix(np.arange(1, _NUM_ROWS + 1, dtype=np.uint64) * np.uint64(GOLDEN))
+        self._salts = mix(np.arange(1, _NUM_ROWS + 1, dtype=np.uint64) * GOLDEN)
 
     @property
     def num_bytes(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from strata import splitmix
 from strata.trainer.features.portable import HASHED_BYTES
 
 if TYPE_CHECKING:
@@ -28,13 +29,7 @@ _FIRST_BYTES: Final = np.array([(1 << 8 * num_bytes) - 1 for num_bytes in range(
 
 def mix(values: npt.NDArray[Any]) -> Hashes:
     """Hash 64-bit integers, signed or not, by splitmix64."""
-    mixed = values.astype(np.int64, copy=False).view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+    return splitmix.mix(values.astype(np.int64, copy=False).view(np.uint64))
 
 
 def hash_strings(array: pa.Array) -> Hashes:
