@@ -39,6 +39,8 @@ class Story:
     def __init__(self, seed: int, place: Path, data: Path) -> None:
         self.seed = seed
         self.faults: list[str] = []
+        self.num_kills = 0
+        """Processes that were killed with SIGKILL."""
         self._rng = random.Random(seed)
         self._place = place
         self._data = data
@@ -79,6 +81,7 @@ class Story:
             self._kill(attempt, rng.randrange(run.num_workers(attempt)), signal.SIGSTOP)
         elif fault == "agent":
             run.agent.kill()
+            self.num_kills += 1
             run.agent.communicate()
             run.resume()
         elif fault == "stop":
@@ -94,6 +97,7 @@ class Story:
     def _kill(self, attempt: int, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):  # the worker is done
             self._run.kill(attempt, rank, number)
+            self.num_kills += number == signal.SIGKILL
 
     def _attempt(self) -> int:
         return max(
@@ -140,8 +144,8 @@ class Story:
         return _undisturbed[num_workers]
 
 
-def play(seed: int, data: Path) -> list[str]:
-    """Play one story and return its faults; keep the files of a story that failed."""
+def play(seed: int, data: Path) -> Story:
+    """Play one story and return it; keep the files of a story that failed."""
     place = Path(tempfile.mkdtemp(prefix=f"strata-soak-{seed}-"))
     story = Story(seed, place, data)
     try:
@@ -151,7 +155,7 @@ def play(seed: int, data: Path) -> list[str]:
         print(f"seed {seed} FAILED after {', '.join(story.faults) or 'nothing'}; see {place}", flush=True)
         raise
     shutil.rmtree(place)
-    return story.faults
+    return story
 
 
 def main() -> None:
@@ -163,14 +167,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="strata-soak-rows-") as directory:
         data = write_rows(Path(directory) / "rows")
         end_s = time.monotonic() + 60 * (arguments.minutes or 0)
-        num_faults = seed = 0
+        num_faults = num_kills = seed = 0
         for seed in range(first, sys.maxsize):
-            faults = play(seed, data)
-            num_faults += len(faults)
-            print(f"seed {seed}: {', '.join(faults) or 'nothing happened'}; every row once", flush=True)
+            story = play(seed, data)
+            num_faults += len(story.faults)
+            num_kills += story.num_kills
+            print(f"seed {seed}: {', '.join(story.faults) or 'nothing happened'}; every row once", flush=True)
             if time.monotonic() >= end_s:
                 break
-    print(f"{seed - first + 1} stories from seed {first} on, {num_faults} faults, all well")
+    print(f"{seed - first + 1} stories from seed {first} on, {num_faults} faults, {num_kills} kill -9, all well")
 
 
 if __name__ == "__main__":
