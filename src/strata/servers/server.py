@@ -1,6 +1,6 @@
 """`Server`: a `ServerState` behind a socket. A thread per worker; the state is used by one at a time.
 
-Answers are sent after the state is free again, so that a worker that does not read delays nobody else.
+Answers are sent after the lock is released, so that a worker that does not read cannot delay the others.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Shard(NamedTuple):
 
     dataset_id: str
     shard_id: str
-    index: int  # type: ignore[assignment]  # hides `tuple.index`, which nobody needs here
+    index: int  # type: ignore[assignment]  # overrides `tuple.index`, which is not used
     start: int
     end: int
     uri: str

@@ -242,7 +242,7 @@ _ahead: dict[tuple[str, ...], tuple[dict[str, str], subprocess.Popen[bytes], soc
 @contextlib.contextmanager
 def warm_ahead(preload: Sequence[str]) -> Iterator[None]:
     """Start a warm host for a `LocalWorkers` that will be created inside the context with the same modules and our
-    environment: the imports run while the caller prepares the rest. A host that nobody needed ends with the context.
+    environment: the imports run while the caller prepares the rest. An unused host ends with the context.
     """
     modules, variables = tuple(dict.fromkeys(preload)), _warm_variables(None)
     with contextlib.suppress(OSError):  # the workers will start their own, or report the error
