@@ -186,6 +186,7 @@ class CheckpointManager:
         data_cursor: str = "",
         dirty: Mapping[str, Any] | RowTracker | None = None,
         replicated: Iterable[str] = (),
+        replicas: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> Save:
         """Copy `state` and return a handle; `handle.wait()` waits until the checkpoint is durable.
@@ -195,6 +196,7 @@ class CheckpointManager:
                 are not compared; all others are.
             replicated: With several ranks: patterns of tensors that are equal on all ranks, so that one rank writes
                 each.
+            replicas: The number of ranks, from rank 0 on, that hold the replicated tensors; by default all.
 
         Raises:
             InvalidArgument: A value of the state cannot be stored; nothing was written.
@@ -216,7 +218,7 @@ class CheckpointManager:
             )
             with paused_collector():
                 flat = tree.flatten(arguments.part_of_kind(state, kind))
-                leaves = self._own_leaves(flat, replicated)
+                leaves = self._own_leaves(flat, replicated, replicas)
                 plan = layout.plan(leaves, {"strata": str(m.VERSION), "id": id, "rank": str(self._rank)})
             rows = dirty_rows.resolve_dirty(dirty, flat.leaves, by=self)
             self._dirty.add(_held_here(rows, flat), flat.leaves)  # all leaves, including those that another rank writes
@@ -262,11 +264,11 @@ class CheckpointManager:
             )
             return self._saver.submit(job, save.watch)
 
-    def _own_leaves(self, flat: tree.Flat, replicated: Iterable[str]) -> list[tree.Leaf]:
+    def _own_leaves(self, flat: tree.Flat, replicated: Iterable[str], replicas: int | None) -> list[tree.Leaf]:
         """Return the leaves that this rank writes."""
         if self._ranks is None or not replicated:
             return flat.leaves
-        mine = shards.replicated_share(flat.leaves, replicated, self._ranks.rank, self._ranks.size)
+        mine = shards.replicated_share(flat.leaves, replicated, self._ranks.rank, replicas or self._ranks.size)
         return [leaf for leaf in flat.leaves if leaf.name in mine]
 
     def _stage(
@@ -555,11 +557,21 @@ class CheckpointManager:
         raise NoCheckpoint(f"{self._store.url} has no checkpoint" + (f" ({reasons})" if reasons else ""))
 
     def restore(
-        self, into: Mapping[str, Any], *, step: int | None = None, id: str | None = None, strict: bool = True
+        self,
+        into: Mapping[str, Any],
+        *,
+        step: int | None = None,
+        id: str | None = None,
+        strict: bool = True,
+        saved_by: Callable[[CheckpointMetadata], Sequence[int]] | None = None,
     ) -> CheckpointMetadata:
         """Load the entries of a saved dict into modules, optimizers and other objects with `load_state_dict`.
 
         Return the metadata of the checkpoint, such as its step and epoch. With several ranks, all must call it.
+
+        Args:
+            saved_by: Returns the ranks whose states to load, by default this one's. If several have an entry, its
+                target receives one after the other.
 
         Raises:
             NoCheckpoint: No such checkpoint exists.
@@ -568,14 +580,18 @@ class CheckpointManager:
         arguments.check_targets(into)
         targets = loading.DTensorTargets(into)
 
-        def use(manifest: Manifest) -> tuple[Manifest, Any]:
-            structure = loading.parts_for(manifest, self._rank, into)
+        def load(manifest: Manifest, rank: int) -> Any:
+            structure = loading.parts_for(manifest, rank, into)
             slices = loading.slices_held(manifest, structure, targets.within(manifest))
             with self._watching(manifest, structure, slices) as watch:
-                return manifest, loading.load(self._store, manifest, structure, slices=slices, watch=watch)
+                return loading.load(self._store, manifest, structure, slices=slices, watch=watch)
 
-        manifest, state = self._trusted(step, id, use)
-        missing = [key for key in into if key not in state]
+        def use(manifest: Manifest) -> tuple[Manifest, list[Any]]:
+            ranks = [self._rank] if saved_by is None else saved_by(of_manifest(manifest, self._store.url))
+            return manifest, [load(manifest, rank) for rank in ranks]
+
+        manifest, states = self._trusted(step, id, use)
+        missing = [key for key in into if not any(key in state for state in states)]
         if missing and (strict or len(missing) == len(into)):
             cure = "; pass strict=False to restore the others" if len(missing) < len(into) else ""
             raise InvalidArgument(
@@ -583,8 +599,9 @@ class CheckpointManager:
             )
         places = targets.within(manifest)
         for key, target in into.items():
-            if key not in missing:
-                loading.load_into(target, state[key], path=key, strict=strict, places=places)
+            for state in states:
+                if key in state:
+                    loading.load_into(target, state[key], path=key, strict=strict, places=places)
         self._staging.forget()  # rows reported from now on are not all that differs from the last save
         self._pacer.restored(manifest.step)
         return of_manifest(manifest, self._store.url)
