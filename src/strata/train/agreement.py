@@ -78,3 +78,9 @@ class Agreement:
             now = [due for due in self._due if due.step <= step]
             self._due = [due for due in self._due if due.step > step]
             return now
+
+    def take_all(self) -> list[Due]:
+        """Return everything that was agreed on, whatever its step: for a rank that makes no steps of its own."""
+        with self._lock:
+            taken, self._due = self._due, []
+            return taken

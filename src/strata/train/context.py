@@ -38,6 +38,7 @@ from strata.train.agreement import Agreement
 from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
 from strata.train.metrics import Gauges
+from strata.train.roles import SAVED_SERVERS, Roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from strata.checkpoint.policy import Strategy
     from strata.data.order.steps import Tail
     from strata.train.membership import Membership
+    from strata.train.roles import Companion
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,9 @@ class Context:
         agreement: Agreement | None = None,
     ) -> None:
         self.identity = identity
+        self.roles = Roles.of(identity, 0)
+        self.companion: Companion | None = None
+        """Notified before this rank saves or ends together with the others."""
         self.checkpoints = manager
         self.step = 0
         """Last step that was reported, counted or restored."""
@@ -128,6 +133,20 @@ class Context:
     def place(self) -> Identity:
         """An older name of `identity`."""
         return self.identity
+
+    def divide(self, num_servers: int) -> Roles:
+        """Make the last ranks parameter servers: from now on, the world of the workers ends before them. Call it on all
+        ranks, before anything else.
+
+        Raises:
+            ConfigError: No rank would be left to train.
+        """
+        self.roles = Roles.of(self.identity, num_servers)
+        if num_servers:
+            if not self.roles.is_server:
+                self.identity = self.roles.among_workers(self.identity)
+            self._loaders = Loaders(self.roles.num_workers)
+        return self.roles
 
     @property
     def rank(self) -> int:
@@ -174,6 +193,8 @@ class Context:
         if self.world_size == 1 and not has_meeting_point:  # plain `python`: there is no rendezvous
             store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not declare the export
             defaults |= {"store": store, "rank": 0, "world_size": 1}
+        elif self.roles.num_servers:  # the environment counts them too
+            defaults |= {"rank": self.rank, "world_size": self.world_size}
         distributed.init_process_group(**{**defaults, **arguments})
 
     # -- data ------------------------------------------------------------------------------------------------------
@@ -288,7 +309,9 @@ class Context:
         ours, given_back = _Ours(), pytrees.stand_ins(into)
         try:
             with pytrees.on_the_host(given_back):
-                found = self.checkpoints.restore({**into, **given_back, OURS: ours}, strict=strict)
+                found = self.checkpoints.restore(
+                    {**into, **given_back, OURS: ours}, strict=strict, saved_by=self.roles.saved_by
+                )
         except NoCheckpoint:
             return Progress(state=into)
         state = {**into, **{name: tree.restored(strict=strict) for name, tree in given_back.items()}}
@@ -332,9 +355,10 @@ class Context:
         step: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         replicated: Iterable[str] = (),
+        **arguments: Any,
     ) -> Save:
         """Save now; call it on every rank after the same step. Return when the state is copied; `.wait()` on the result
-        waits until the checkpoint is committed.
+        waits until the checkpoint is committed. `arguments` go to `CheckpointManager.save`.
         """
         self.step = self.step if step is None else step
         if OURS in state:
@@ -344,12 +368,18 @@ class Context:
         self._asked_s = -ASK_AGAIN_S
         if self._loaders.are_per_rank:
             metadata = {**(metadata or {}), NEEDED_WORLD_SIZE: str(self.world_size)}
+        if self.roles.num_servers:
+            metadata = {**(metadata or {}), SAVED_SERVERS: self.roles.num_servers}
+        if self.companion is not None:
+            self.companion.saving(self.step)
         save = self.checkpoints.save(
             {**_states(state), OURS: self._ours()},
             step=self.step,
             epoch=self.epoch,
             metadata=metadata,
             replicated=replicated,
+            replicas=self.roles.num_workers,
+            **arguments,
         )
         self._gauges.save = save
         return save
@@ -378,7 +408,8 @@ class Context:
             return None
         save = self.checkpoint(state, **arguments)
         if should_stop:
-            self._stop(save, due[0].reason)
+            save.wait()
+            self.stop(due[0].reason)
         return save
 
     def _is_time(self) -> bool:
@@ -410,7 +441,7 @@ class Context:
         return {
             "step": self.step,
             "epoch": self.epoch,
-            "world_size": self.world_size,
+            "world_size": self.roles.num_workers,
             **self._loaders.state_dict(),
             "generators": rng.take(),
         }
@@ -441,6 +472,8 @@ class Context:
             self._warn_of_unsaved("it was reported, but maybe_checkpoint was not called after it")
             return
         unsaved, self._unsaved, self._is_under_way = self._unsaved, None, False
+        if self.companion is not None:
+            self.companion.ending(self.step)
         if self._membership.ends_together(self.step) and unsaved is not None:
             state, arguments = unsaved
             self.checkpoint(state, **arguments)
@@ -459,8 +492,37 @@ class Context:
         if self.rank == 0 and self._saves_last and self._unsaved is not None:
             log.warning("the last step, %d, is not saved: %s", self.step, why)
 
-    def _stop(self, save: Save, reason: str) -> None:
-        save.wait()
+    # -- parameter servers -----------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, value: str) -> None:
+        """Send a small value to all ranks of this attempt, under a topic.
+
+        Raises:
+            ConfigError: There is no coordinator.
+        """
+        self._membership.publish(topic, value)
+
+    def collect(self, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:
+        """Wait for what these ranks publish under a topic; return it by rank.
+
+        Raises:
+            StrataError: A rank has published nothing in time; the message names it.
+            ConfigError: There is no coordinator.
+        """
+        return self._membership.collect(topic, ranks, timeout_s=timeout_s)
+
+    def end_with_workers(self, step: int) -> None:
+        """Reach the end of training together with the workers, as a rank that makes no steps of its own."""
+        self.step = step
+        self._membership.ends_together(step)
+
+    def is_stopping(self) -> str:
+        """Return why all ranks were asked to stop; empty if they were not. For a rank that makes no steps itself."""
+        return next((due.reason for due in self._agreement.take_all() if due.wish == "stop"), "")
+
+    def stop(self, reason: str) -> None:
+        """Wait for the save in progress, leave the job and exit as a rank that was asked to stop."""
+        self.checkpoints.wait()
         self._is_under_way = False
         log.warning("saved step %d and stopping: %s", self.step, reason)
         self.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from strata.errors import (
     BarrierBroken,
+    ConfigError,
     CoordinatorError,
     CoordinatorUnavailable,
     StaleGeneration,
@@ -23,7 +24,7 @@ from strata.train.agreement import Agreement, Due
 from strata.train.metrics import ScriptMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from strata.checkpoint import CheckpointMetadata
     from strata.coordinator.client import CoordinatorClient, Worker
@@ -44,6 +45,11 @@ LEAVE_TIMEOUT_S = 5.0
 """Time for the other ranks to acknowledge the last checkpoint, and then for the coordinator to answer."""
 POLL_S = 1.0
 NO_METRICS: Mapping[str, float] = MappingProxyType({})
+NEEDS_COORDINATOR = (
+    "these ranks have no coordinator through which they could find each other; start them with `strata run` instead of "
+    "torchrun, or with plain python and Trainer(workers=…)"
+)
+_TOPIC, _RANK, _VALUE = "topic", "rank", "value"
 _WISHES: dict[str, Wish] = {"STOP": "stop", "CHECKPOINT_NOW": "checkpoint"}
 
 
@@ -75,6 +81,18 @@ class Membership(Protocol):
 
     def ends_together(self, step: int) -> bool:
         """Wait for the end of all ranks' training; return whether all of them made the same steps."""
+        ...
+
+    def publish(self, topic: str, value: str) -> None:
+        """Send a value of up to 60 KB to all ranks of this attempt."""
+        ...
+
+    def collect(self, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:
+        """Wait for what these ranks have published under a topic.
+
+        Raises:
+            StrataError: A rank has published nothing in time; the message names it.
+        """
         ...
 
     def leave(self, *, together: bool, reason: str = "done") -> None: ...
@@ -109,6 +127,12 @@ class NoMembership:
     def ends_together(self, step: int) -> bool:  # noqa: ARG002 - the protocol's
         """Return True: without a coordinator, ranks must make the same steps by themselves."""
         return True
+
+    def publish(self, topic: str, value: str) -> None:  # noqa: ARG002 - the protocol's
+        raise ConfigError(NEEDS_COORDINATOR)
+
+    def collect(self, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:  # noqa: ARG002
+        raise ConfigError(NEEDS_COORDINATOR)
 
     def leave(self, *, together: bool, reason: str = "done") -> None:
         pass
@@ -157,6 +181,9 @@ class JoinedMembership:
         """Requests of this rank to all ranks, with their reasons, until they are sent."""
         self._commands: deque[CommandRecord] = deque()
         """Received and not carried out yet."""
+        self._published: dict[tuple[str, int], str] = {}
+        """Values that ranks have published, by topic and rank."""
+        self._has_published = threading.Condition()
         self._listener = threading.Thread(target=self._listen, name="strata-context", daemon=True)
         self._listener.start()
         self._withdraw_hook = at_exit(lambda: self.leave(together=False))
@@ -225,6 +252,22 @@ class JoinedMembership:
         log.warning("the last step, %d on this rank, is not saved: all ranks must make the same number of steps", step)
         return False
 
+    def publish(self, topic: str, value: str) -> None:
+        rank, attempt = str(self._identity.rank), str(self._identity.attempt)
+        args = {_TOPIC: topic, _RANK: rank, _VALUE: value, "attempt": attempt}
+        self._client.send_command("MESSAGE", job_id=self._identity.run, args=args)
+
+    def collect(self, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:
+        wanted = {(topic, rank) for rank in ranks}
+        with self._has_published:
+            if not self._has_published.wait_for(lambda: wanted <= self._published.keys(), timeout_s):
+                missing = sorted(rank for _, rank in wanted - self._published.keys())
+                raise StrataError(
+                    f"rank {missing[0]} has published no {topic} within {timeout_s:g} s; its log shows why (strata "
+                    f"logs {self._identity.run} --rank {missing[0]})"
+                )
+            return {rank: self._published[name, rank] for name, rank in wanted}
+
     def leave(self, *, together: bool, reason: str = "done") -> None:
         """Leave the job; with `together`, wait for all ranks, whose checkpoint may still need this one."""
         self._withdraw_hook()
@@ -280,6 +323,11 @@ class JoinedMembership:
         is_ours = command.args.get("attempt", str(self._identity.attempt)) == str(self._identity.attempt)
         if command.name in _WISHES and is_ours:
             self._agree(command, _WISHES[command.name])
+        elif command.name == "MESSAGE" and is_ours and command.args.get(_RANK, "").isdecimal():
+            with self._has_published:
+                key = command.args.get(_TOPIC, ""), int(command.args[_RANK])
+                self._published[key] = command.args.get(_VALUE, "")
+                self._has_published.notify_all()
 
     def _agree(self, command: CommandRecord, wish: Wish) -> None:
         """Agree with the other ranks on a step for a command. All ranks' threads do this, whatever their training does.
