@@ -41,10 +41,11 @@ class Cluster:
     def __init__(self, directory: Path, kind: str, num_servers: int, **settings: Any) -> None:
         addresses = [f"unix:{directory}/{n}" if kind == "unix" else "127.0.0.1:0" for n in range(num_servers)]
         self.servers = [Server(ServerState(SPECS, **settings), address, guard=GUARD) for address in addresses]
-        self.addresses = {f"server-{number}": server.address for number, server in enumerate(self.servers)}
+        self.addresses = {f"server-{number}": server.addresses[0] for number, server in enumerate(self.servers)}
 
     def client(self, rank: int = 0, incarnation: int = 1, **more: Any) -> ServersClient:
-        return ServersClient(self.addresses, Fence(rank, 0, incarnation), WIDTHS, **{"token": TOKEN, **more})
+        given = {"tokens": dict.fromkeys(self.addresses, TOKEN), **more}
+        return ServersClient(self.addresses, Fence(rank, 0, incarnation), WIDTHS, **given)
 
     def rows(self, table: str) -> tuple[Any, Any]:
         saved = [server.state.tables[table].rows() for server in self.servers]
@@ -173,13 +174,13 @@ def test_a_replaced_worker_is_refused_and_the_new_one_continues_at_its_clock(tmp
 def test_a_reader_may_not_train(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
     with pytest.raises(Unauthenticated, match="requires the role worker; this token has reader"):
-        cluster.client(token="a-token-of-a-reader")
+        cluster.client(tokens={"server-0": "a-token-of-a-reader"})
     cluster.close()
 
 
 def test_bytes_that_are_no_request_end_the_connection_only(cluster: Cluster) -> None:
     client = cluster.client()
-    with connect(cluster.servers[0].address, token=TOKEN, max_bytes=1_000) as hostile:
+    with connect(cluster.servers[0].addresses[0], token=TOKEN, max_bytes=1_000) as hostile:
         hostile.send(b"\x93\x01\x02")
         with contextlib.suppress(ConnectionLost):
             assert hostile.receive() is None
@@ -219,7 +220,7 @@ def test_a_server_that_is_killed_fails_pending_pulls_at_once(tmp_path: Path) -> 
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    client = ServersClient({"only": f"unix:{tmp_path}/server"}, Fence(0, 0, 1), WIDTHS, token=TOKEN)
+    client = ServersClient({"only": f"unix:{tmp_path}/server"}, Fence(0, 0, 1), WIDTHS, tokens={"only": TOKEN})
     train(client, 0, 2)
     waiting = client.pull(5, keys_of(5))  # of a step that never comes
     process.kill()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -49,14 +50,14 @@ class ServersClient:
         fence: Fence,
         widths: Mapping[str, int],
         *,
-        token: str = "",
-        context: ssl.SSLContext | None = None,
+        tokens: Mapping[str, str] = MappingProxyType({}),
+        contexts: Mapping[str, ssl.SSLContext | None] = MappingProxyType({}),
         slab_bytes: int = SLAB_BYTES,
     ) -> None:
         """Connect to all servers and join.
 
         Args:
-            addresses: By the name of the server.
+            addresses: By the name of the server, like `tokens` and TLS `contexts`.
             widths: By table.
             slab_bytes: Shared memory for each server on this machine; 0 for none.
 
@@ -69,6 +70,7 @@ class ServersClient:
         self._links: list[_Link] = []
         try:
             for name, address in addresses.items():
+                token, context = tokens.get(name, ""), contexts.get(name)
                 self._links.append(_Link(name, address, token=token, context=context, slab_bytes=slab_bytes))
             joins = [link.ask(protocol.Join(0, *fence)) for link in self._links]
             self.clock = min(join.result()[0].clock for join in joins)
@@ -93,8 +95,20 @@ class ServersClient:
                 pulled.add(link.pull(clock, tables, keys, shapes), positions, shapes)
         return pulled
 
-    def push(self, clock: int, gradients: Mapping[str, Push]) -> Future[None]:
-        """Complete step `clock` with these gradients, whose keys must ascend. All servers get a push."""
+    def push(
+        self,
+        clock: int,
+        gradients: Mapping[str, Push],
+        rates: Mapping[str, float] | None = None,
+        *,
+        num_saves: int = 0,
+    ) -> Future[None]:
+        """Complete step `clock` with these gradients, whose keys must ascend. All servers get a push.
+
+        Args:
+            rates: Learning rates of the tables, if they have changed.
+            num_saves: Checkpoints that this worker has requested so far.
+        """
         tables = list(gradients)
         owners = {name: self._placement.owners_of(push.keys) for name, push in gradients.items()}
         pushed = []
@@ -103,22 +117,39 @@ class ServersClient:
             for name in tables:
                 own = np.flatnonzero(owners[name] == number)
                 parts += [(gradients[name].keys, own), (gradients[name].gradients, own)]
-            pushed.append(link.push(clock, tables, parts))
+            in_order = [rates[name] for name in tables] if rates else []
+            pushed.append(link.push(protocol.Push(0, clock, tables, in_order, num_saves), parts))
         return _all_of(pushed)
+
+    def notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> Future[None]:
+        """Let the servers take part in what all workers do now."""
+        buffers = [np.frombuffer(payload, np.uint8)]
+        return _all_of([link.ask(protocol.Note(0, kind, step), buffers) for link in self._links])
 
 
 class _Part:
     """The answer of one server to a pull."""
 
     def __init__(
-        self, answer: Future[Any], region: _Region | None = None, room: list[NDArray[np.uint8]] | None = None
+        self,
+        server: str,
+        answer: Future[Any],
+        region: _Region | None = None,
+        room: list[NDArray[np.uint8]] | None = None,
     ) -> None:
+        self._server = server
         self.answer = answer
         self._region = region
         self._room = room
 
     def buffers(self, timeout_s: float | None) -> list[NDArray[np.uint8]]:
-        _, sent = self.answer.result(timeout_s)
+        try:
+            _, sent = self.answer.result(timeout_s)
+        except TimeoutError:
+            raise ConnectionLost(
+                f"parameter server {self._server} has not answered a pull within {timeout_s:g} s; it may be stopped, "
+                "or wait for a worker that makes no steps"
+            ) from None
         return sent if self._room is None else self._room
 
     def release(self) -> None:
@@ -144,8 +175,7 @@ class Pulled:
         """Wait for the rows; return them by table, in the order of the keys. Call it once.
 
         Raises:
-            ConnectionLost, StrataError: A server is lost or has refused the pull.
-            TimeoutError: They have not come in time.
+            ConnectionLost, StrataError: A server is lost, has not answered in time, or has refused the pull.
         """
         found = {name: np.empty(shape, np.float32) for name, shape in self._shapes.items()}
         for part, positions, shapes in self._parts:
@@ -208,15 +238,14 @@ class _Link:
         num_bytes = sum(each.nbytes for each in keys) + sum(4 * num * width for num, width in shapes)
         region = next((each for each in self._regions["pull"] if each.is_free and each.fits(num_bytes)), None)
         if region is None:
-            return _Part(self.ask(protocol.Pull(0, clock, tables), list(keys)))
+            return _Part(self.name, self.ask(protocol.Pull(0, clock, tables), list(keys)))
         region.begin()
         given = [region.put(each) for each in keys]
         room = [region.take(4 * num * width) for num, width in shapes]
         region.user = self.ask(protocol.Pull(0, clock, tables, has_room=True), [*given, *room])
-        return _Part(region.user, region, room)
+        return _Part(self.name, region.user, region, room)
 
-    def push(self, clock: int, tables: list[str], parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
-        request = protocol.Push(0, clock, tables)
+    def push(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
         num_bytes = sum(len(own) * array[:1].nbytes for array, own in parts)
         regions = self._regions["push"]
         if not regions or not regions[0].fits(num_bytes):

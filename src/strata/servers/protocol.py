@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -44,6 +44,18 @@ class Push(msgspec.Struct, tag=True, array_like=True):
     id: int
     clock: int
     tables: list[str]
+    rates: list[float] = []
+    """Current learning rate of each table; empty if they have not changed."""
+    num_saves: int = 0
+    """Checkpoints that the worker has requested so far: a server applies the push after it has made as many."""
+
+
+class Note(msgspec.Struct, tag=True, array_like=True):
+    """What all workers do together now, sent by one of them, so that the servers take part."""
+
+    id: int
+    kind: Literal["save", "end", "done"]
+    step: int
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
@@ -57,9 +69,9 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     reason: str = ""
 
 
-Request: TypeAlias = Join | Pull | Push
+Request: TypeAlias = Join | Pull | Push | Note
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Join | Pull | Push)
+_requests = msgspec.msgpack.Decoder(Join | Pull | Push | Note)
 _answers = msgspec.msgpack.Decoder(Answer)
 
 
@@ -76,7 +88,7 @@ def decode_request(message: Message) -> Request:
         request: Request = _requests.decode(message.header)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise errors.InvalidArgument(f"this is not a request to a parameter server: {error}") from None
-    if not isinstance(request, Join) and len(request.tables) > MAX_TABLES:
+    if isinstance(request, Pull | Push) and len(request.tables) > MAX_TABLES:
         raise errors.InvalidArgument(f"a request names {len(request.tables)} tables; the limit is {MAX_TABLES}")
     return request
 

@@ -1,11 +1,15 @@
 """`Server`: a `ServerState` behind a socket. A thread per worker; the state is used by one at a time.
 
 Answers are sent after the lock is released, so that a worker that does not read cannot delay the others.
+
+Checkpoints are cut without stopping the workers: when all of them save after step k, their next pushes say so, and wait
+here until this server has saved step k. Pulls are answered meanwhile.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strata.errors import InvalidArgument, StrataError
@@ -26,6 +30,18 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 1 << 30
 
 
+Notify = Callable[[protocol.Note, bytes], None]
+
+
+class _Held(NamedTuple):
+    """A push that waits for a checkpoint."""
+
+    connection: BulkConnection
+    fence: Fence
+    request: protocol.Push
+    message: Message
+
+
 class _Reply(NamedTuple):
     connection: BulkConnection
     answer: protocol.Answer
@@ -38,45 +54,100 @@ class Server:
     def __init__(
         self,
         state: ServerState,
-        address: str,
-        *,
+        *addresses: str,
         guard: Guard,
+        notify: Notify = lambda *_: None,
         context: ssl.SSLContext | None = None,
         max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        """
+        """`notify` receives the notes of workers, in a thread of their connection.
+
         Raises:
             ConfigError: The address cannot be bound, or other machines could reach it without a token and TLS.
         """
         self.state = state
+        self._notify = notify
         self._lock = threading.Lock()
+        self._advanced = threading.Condition(self._lock)
+        self._num_saves = 0
+        self._held: list[_Held] = []
+        self._num_joined = 0
         self._replies: list[_Reply] = []
         """Answers that the state has given, and that are not sent yet."""
         self.num_pulled_rows = 0
         self.num_pushed_rows = 0
-        self._bulk = BulkServer(address, self._serve, guard=guard, context=context, max_bytes=max_bytes)
-        self.address = self._bulk.address
+        self._bulk: list[BulkServer] = []
+        try:
+            for each in addresses:
+                self._bulk.append(BulkServer(each, self._serve, guard=guard, context=context, max_bytes=max_bytes))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        self._bulk.close()
+        for each in self._bulk:
+            each.close()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, in the order in which the addresses were given."""
+        return [each.address for each in self._bulk]
+
+    @property
+    def num_joined(self) -> int:
+        """Workers that are connected."""
+        return self._num_joined
+
+    def wait_for_step(self, step: int, timeout_s: float) -> None:
+        """Wait until all workers have pushed this step. No later push is applied if they all save after it.
+
+        Raises:
+            StrataError: They have not in time; the message names them.
+        """
+        with self._advanced:
+            if not self._advanced.wait_for(lambda: self.state.step >= step, timeout_s):
+                behind = ", ".join(map(str, self.state.clocks.behind()))
+                raise StrataError(
+                    f"step {step} cannot be saved: rank {behind} has not pushed it within {timeout_s:g} s, and is at "
+                    f"step {self.state.step}"
+                )
+
+    def saved(self) -> None:
+        """A checkpoint has been copied: apply the pushes that wait for it."""
+        with self._advanced:
+            self._num_saves += 1
+            held, self._held = self._held, []
+            for each in held:
+                self._push_or_hold(each)
+            replies = self._taken_replies()
+        for reply in replies:
+            self._send(reply)
 
     def _serve(self, connection: BulkConnection, _role: Role) -> None:
         fence: Fence | None = None
         try:
             while (message := connection.receive()) is not None:
                 request = protocol.decode_request(message)
-                with self._lock:
+                with self._advanced:
                     try:
                         fence = self._act(connection, fence, request, message)
                     except StrataError as error:
                         self._replies.append(_Reply(connection, protocol.failed(request.id, error), []))
-                    replies, self._replies = self._replies, []
+                    replies = self._taken_replies()
                 for reply in replies:
                     self._send(reply)
+                if isinstance(request, protocol.Note):  # answered before it may end this server
+                    self._notify(request, b"".join(each.tobytes() for each in message.buffers))
         finally:
             if fence is not None:
                 with self._lock:
+                    self._num_joined -= 1
+                    self._held = [each for each in self._held if each.connection is not connection]
                     self.state.leave(fence)
+
+    def _taken_replies(self) -> list[_Reply]:
+        replies, self._replies = self._replies, []
+        return replies
 
     def _send(self, reply: _Reply) -> None:
         """Send an answer, perhaps to another worker than the one of this thread, whose loss its own thread notices."""
@@ -88,17 +159,32 @@ class Server:
     def _act(self, connection: BulkConnection, fence: Fence | None, request: Request, message: Message) -> Fence | None:
         """Carry out a request; return the fence of this connection."""
         if isinstance(request, protocol.Join):
-            fence = Fence(request.rank, request.attempt, request.incarnation)
-            clock = self.state.join(fence)
+            joined = Fence(request.rank, request.attempt, request.incarnation)
+            clock = self.state.join(joined)
+            self._num_joined += fence is None
+            fence = joined
             self._replies.append(_Reply(connection, protocol.Answer(request.id, clock), []))
         elif fence is None:
             raise InvalidArgument("the first message of a worker is a join")
         elif isinstance(request, protocol.Pull):
             self._pull(connection, fence, request, message)
+        elif isinstance(request, protocol.Push):
+            self._push_or_hold(_Held(connection, fence, request, message))
         else:
-            self._push(fence, request, message)
             self._replies.append(_Reply(connection, protocol.Answer(request.id), []))
         return fence
+
+    def _push_or_hold(self, push: _Held) -> None:
+        if push.request.num_saves > self._num_saves:
+            self._held.append(push)
+            return
+        try:
+            self._push(push.fence, push.request, push.message)
+            answer = protocol.Answer(push.request.id)
+        except StrataError as error:
+            answer = protocol.failed(push.request.id, error)
+        self._replies.append(_Reply(push.connection, answer, []))
+        self._advanced.notify_all()
 
     def _pull(self, connection: BulkConnection, fence: Fence, request: protocol.Pull, message: Message) -> None:
         num = len(request.tables)
@@ -128,4 +214,5 @@ class Server:
             # A round keeps the arrays until all workers have pushed; the worker reuses its memory after the answer.
             gradients[name] = Push(keys.copy(), rows.copy()) if self.state.clocks.staleness == 0 else Push(keys, rows)
             self.num_pushed_rows += len(keys)
-        self.state.push(fence, request.clock, gradients)
+        rates = dict(zip(request.tables, request.rates, strict=False))
+        self.state.push(fence, request.clock, gradients, rates)

@@ -7,6 +7,7 @@ number of its push: a push that is repeated after a lost connection is recognize
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,6 +63,10 @@ class ServerState:
         self._incarnations: dict[int, int] = {}
         self._rounds = {name: Rounds(num_workers) for name in self.tables} if staleness == 0 else None
         self._waiting: list[_Waiting] = []
+
+    def begin(self, step: int) -> None:
+        """Start at the step of a checkpoint, before any worker joins."""
+        self.clocks = Clocks(self._num_workers, staleness=self.clocks.staleness, start=step)
 
     @property
     def step(self) -> int:
@@ -120,10 +125,19 @@ class ServerState:
         else:
             self._waiting.append(_Waiting(fence, clock, wanted, answer, room))
 
-    def push(self, fence: Fence, clock: int, gradients: Mapping[str, Push]) -> bool:
+    def push(
+        self,
+        fence: Fence,
+        clock: int,
+        gradients: Mapping[str, Push],
+        rates: Mapping[str, float] = MappingProxyType({}),
+    ) -> bool:
         """Complete step `clock` of a worker; return False if it was completed before, which changes nothing.
 
         With `staleness=0`, the arrays must stay as they are until all workers have pushed the step.
+
+        Args:
+            rates: Learning rates by table, from this push on; a schedule on the workers changes them.
 
         Raises:
             StaleIncarnation, InvalidArgument, NotFiniteGradient: The push is refused; nothing changed.
@@ -135,6 +149,8 @@ class ServerState:
         for name, push in gradients.items():
             self.tables[name].check(push.keys, push.gradients)
         self.clocks.advance(fence.rank, clock)
+        for name, rate in rates.items():
+            self._set_rate(name, rate)
         for name, table in self.tables.items():
             push = gradients.get(name) or _no_gradients(table.spec.width)
             due = push if self._rounds is None else self._rounds[name].add(fence.rank, push)
@@ -142,6 +158,11 @@ class ServerState:
                 table.push(due.keys, due.gradients, clock)
         self._answer_waiting()
         return True
+
+    def _set_rate(self, name: str, rate: float) -> None:
+        table = self.tables[name]
+        if rate != table.spec.optimizer.lr:
+            table.spec = replace(table.spec, optimizer=replace(table.spec.optimizer, lr=rate))
 
     def waits_for(self) -> list[int]:
         """Return the ranks for which pulls wait; none if no pull waits."""

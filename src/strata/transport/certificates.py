@@ -86,7 +86,7 @@ def write_set(directory: Path, *, hosts: Sequence[str], now: datetime, days: int
         "client": issue(authority, "strata client", hosts=(), now=now, days=days),
     }
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files = {f"{name}.{kind}": _pem(issued, kind) for name, issued in made.items() for kind in ("crt", "key")}
+    files = {f"{name}.{kind}": pem(issued, kind) for name, issued in made.items() for kind in ("crt", "key")}
     existing = [name for name in files if (directory / name).exists()]
     if existing:
         raise ConfigError(
@@ -101,7 +101,8 @@ def write_set(directory: Path, *, hosts: Sequence[str], now: datetime, days: int
     return [directory / name for name in files]
 
 
-def _pem(issued: Issued, kind: str) -> bytes:
+def pem(issued: Issued, kind: str) -> bytes:
+    """Return the certificate (`crt`) or the private key (`key`) as PEM."""
     if kind == "crt":
         return issued.certificate.public_bytes(serialization.Encoding.PEM)
     return issued.key.private_bytes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 class RowOptimizer(Protocol):
-    """The settings of an optimizer, and its update."""
+    """The settings of an optimizer, a frozen dataclass, and its update."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def lr(self) -> float: ...
 
     def state_width(self, width: int) -> int:
         """Return how many float32 numbers of state a row of `width` weights has."""
@@ -123,6 +128,8 @@ class LazyAdam:
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    corrects_first: bool = False
+    """Add `eps` after the bias correction, as `torch.optim.Adam` does; otherwise before it, as `SparseAdam`."""
 
     def __post_init__(self) -> None:
         _require_from_zero(self)
@@ -138,8 +145,10 @@ class LazyAdam:
 
     def update(self, weights: Rows, state: Rows, slots: Slots, gradients: Rows, step: int) -> None:
         beta1, beta2 = self.betas
-        rate = np.float32(self.lr * math.sqrt(1 - beta2**step) / (1 - beta1**step))
-        first_share, second_share, eps = np.float32(1 - beta1), np.float32(1 - beta2), np.float32(self.eps)
+        correction = math.sqrt(1 - beta2**step)
+        rate = np.float32(self.lr * correction / (1 - beta1**step))
+        first_share, second_share = np.float32(1 - beta1), np.float32(1 - beta2)
+        eps = np.float32(self.eps * correction if self.corrects_first else self.eps)
         if native.adam is not None:
             native.adam(weights, state, slots, gradients, rate, first_share, second_share, eps)
             return

@@ -1,0 +1,157 @@
+"""`WorkerLink`: a worker's side of the parameter servers of its run.
+
+It finds the servers through the coordinator when rows are first needed, counts this worker's steps, and notes to the
+servers when all workers save or end.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Literal
+
+from strata.errors import StrataError
+from strata.servers.client import ServersClient
+from strata.servers.endpoint import TOPIC, Endpoint, node_of
+from strata.servers.process import server_names
+from strata.servers.state import Fence
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
+
+    from strata.servers.clocks import Push
+    from strata.servers.process import PartSpec
+    from strata.servers.table.keys import Keys
+    from strata.servers.table.optimizers import Rows
+    from strata.train.context import Context
+
+log = logging.getLogger(__name__)
+
+FIND_TIMEOUT_S = 300.0
+"""Time for the servers to restore their rows and publish where they listen."""
+WAIT_S = 900.0
+"""Time for an answer of a server, which may wait for the slowest worker."""
+
+
+class WorkerLink:
+    """Pulls and pushes of one worker. Use it from one thread."""
+
+    def __init__(self, ctx: Context, parts: Sequence[PartSpec]) -> None:
+        self._ctx = ctx
+        self._parts = {part.name: part for part in parts}
+        self._part_of = {spec.name: part.name for part in parts for spec in part.tables}
+        self._rates = {spec.name: spec.optimizer.lr for part in parts for spec in part.tables}
+        """Learning rates that the servers use."""
+        self._clients: dict[str, ServersClient] = {}
+        self._clock = 0
+        self._num_saves = 0
+        self._pushed: list[Future[None]] = []
+        """Pushes that may not be applied yet."""
+
+    def pull(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]:
+        """Return the rows of these keys, which ascend, by table.
+
+        Raises:
+            StrataError: A server is lost, does not answer, or refuses a push or the pull; the message names it.
+        """
+        self._connect()
+        self._check_pushed()
+        asked = [
+            client.pull(self._clock, chosen)
+            for part, client in self._clients.items()
+            if (chosen := {name: keys for name, keys in wanted.items() if self._part_of[name] == part})
+        ]
+        found: dict[str, Rows] = {}
+        for each in asked:
+            found |= each.rows(WAIT_S)
+        return found
+
+    def push(self, gradients: Mapping[str, Push], rates: Mapping[str, float]) -> None:
+        """Complete a step with these gradients. Return before the servers have applied them.
+
+        Args:
+            rates: Current learning rates, by table.
+
+        Raises:
+            StrataError: A server is lost or has refused an earlier push; the message names it.
+        """
+        self._connect()
+        self._check_pushed()
+        self._clock += 1
+        changed = any(self._rates[name] != rate for name, rate in rates.items())
+        self._rates |= rates
+        for part, client in self._clients.items():
+            tables = [spec.name for spec in self._parts[part].tables]
+            chosen = {name: gradients[name] for name in tables if name in gradients}
+            sent = {name: self._rates[name] for name in chosen} if changed else None
+            self._pushed.append(client.push(self._clock, chosen, sent, num_saves=self._num_saves))
+
+    def saving(self, step: int) -> None:
+        """All workers save after this step: the servers do, too, before they apply a later push."""
+        self._num_saves += 1
+        self._notify("save", step)
+
+    def ending(self, step: int) -> None:
+        """All workers have reached the end of their training."""
+        self._notify("end", step)
+
+    def finish(self, step: int, result: bytes) -> None:
+        """The run is over: the servers return this result."""
+        self._notify("done", step, result)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the servers have applied all pushes.
+
+        Raises:
+            StrataError: A server is lost, has refused a push, or does not answer in time.
+        """
+        pushed, self._pushed = self._pushed, []
+        for each in pushed:
+            try:
+                each.result(WAIT_S)
+            except TimeoutError:
+                raise StrataError(f"a parameter server has not answered within {WAIT_S:g} s") from None
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._clients = {}
+
+    def _notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> None:
+        """Note something to the servers, for all workers: rank 0 does."""
+        self._connect()
+        if self._ctx.rank == 0:
+            first = next(iter(self._clients.values()))
+            self._pushed.append(first.notify(kind, step, payload))
+
+    def _check_pushed(self) -> None:
+        """Raise the error of a push that was refused."""
+        done = [each for each in self._pushed if each.done()]
+        self._pushed = [each for each in self._pushed if not each.done()]
+        for each in done:
+            each.result()
+
+    def _connect(self) -> None:
+        if self._clients:
+            return
+        ctx, roles = self._ctx, self._ctx.roles
+        published = ctx.collect(TOPIC, roles.server_ranks, timeout_s=FIND_TIMEOUT_S)
+        endpoints = [Endpoint.decode(published[rank]) for rank in roles.server_ranks]
+        names = server_names(roles.num_servers)
+        node = node_of(ctx.identity)
+        fence = Fence(ctx.rank, ctx.attempt, 0)
+        for part in self._parts.values():
+            self._clients[part.name] = client = ServersClient(
+                {name: each.address_for(node, part.name) for name, each in zip(names, endpoints, strict=True)},
+                fence,
+                {spec.name: spec.width for spec in part.tables},
+                tokens={name: each.client_token() for name, each in zip(names, endpoints, strict=True)},
+                contexts={name: each.client_context() for name, each in zip(names, endpoints, strict=True)},
+            )
+            if client.clock != ctx.step:
+                raise StrataError(
+                    f"the parameter servers are at step {client.clock} and this worker is at step {ctx.step}; this is "
+                    "a bug in Strata, please report it"
+                )
+        self._clock = ctx.step

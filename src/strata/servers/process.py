@@ -1,0 +1,187 @@
+"""The life of a server process: it restores its rows, serves the workers, and saves when they save.
+
+A server is one of the last ranks of a run, with a context like every rank. It makes no decisions of its own about
+checkpoints: the workers agree on a step, save their part, and note it to the servers, which cut their tables at the
+same step.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strata.errors import StrataError
+from strata.scratch import Scratch
+from strata.servers.endpoint import TOPIC, Endpoint, Security, address_towards, node_of
+from strata.servers.placement import Placement
+from strata.servers.server import Server
+from strata.servers.state import ServerState
+from strata.servers.table.table import Saved
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from strata.servers.protocol import Note
+    from strata.servers.table.keys import Keys
+    from strata.servers.table.table import Table, TableSpec
+    from strata.train.context import Context
+    from strata.train.roles import Roles
+
+    Notes = queue.SimpleQueue[tuple[Note, bytes]]
+
+SCRATCH = "strata-server-"
+"""Prefix of temporary directories with sockets; the next server removes those of a killed process."""
+POLL_S = 0.5
+"""Interval of progress reports."""
+STEP_TIMEOUT_S = 900.0
+"""Time for all workers to push the step that they save; the agent restarts a run that hangs for longer."""
+ABANDONED_S = 60.0
+"""Time without any worker after which a server gives up. Its agent ends it sooner if a worker has failed."""
+SAVED = "servers"
+"""Name of the tables in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSpec:
+    """Tables that share their clocks."""
+
+    name: str
+    tables: tuple[TableSpec, ...]
+    staleness: int | None
+
+
+def server_names(number: int) -> list[str]:
+    """Return the names by which placement knows the servers."""
+    return [f"server-{each}" for each in range(number)]
+
+
+def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """Serve until the workers are done; return their result.
+
+    Args:
+        values: Initial rows of tables, by id; others start by their `Initial`.
+
+    Raises:
+        StrataError: The workers are gone, or have not made a step in time.
+        SystemExit: The run was asked to stop.
+    """
+    num_workers = ctx.roles.num_workers
+    states = {
+        part.name: ServerState(part.tables, num_workers=num_workers, staleness=part.staleness, attempt=ctx.attempt)
+        for part in parts
+    }
+    tables = _Tables(ctx.roles, [table for state in states.values() for table in state.tables.values()])
+    progress = ctx.restore({SAVED: tables})
+    if progress.is_fresh:
+        tables.fill(values)
+    for state in states.values():
+        state.begin(ctx.step)
+    notes: Notes = queue.SimpleQueue()
+    with ExitStack() as stack:
+        directory = stack.enter_context(Scratch(SCRATCH)).path
+        is_alone = ctx.identity.num_nodes == 1
+        host = "" if is_alone else address_towards(ctx.identity.master_addr)
+        security = Security.create(directory, host)
+        servers: dict[str, Server] = {}
+        for name, state in states.items():
+            addresses = [f"unix:{directory / name}", *([] if is_alone else [f"{host}:0"])]
+            servers[name] = Server(
+                state, *addresses, guard=security.guard, context=security.context, notify=lambda *note: notes.put(note)
+            )
+            stack.callback(servers[name].close)
+        endpoint = Endpoint(
+            node=node_of(ctx.identity),
+            local={name: server.addresses[0] for name, server in servers.items()},
+            remote={} if is_alone else {name: server.addresses[1] for name, server in servers.items()},
+            certificate=security.certificate,
+            token=security.published_token,
+        )
+        ctx.publish(TOPIC, endpoint.encode())
+        return _follow(ctx, tables, list(servers.values()), notes)
+
+
+def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Notes) -> bytes:
+    """Take part in what the workers do together, until they are done."""
+    had_workers, gone_since_s, stop_reason = False, 0.0, ""
+    while True:
+        note, payload = _next(notes)
+        step = min(server.state.step for server in servers)
+        if step > ctx.step:
+            ctx.report(step=step)
+        if note is not None and note.kind == "save":
+            for server in servers:
+                server.wait_for_step(note.step, STEP_TIMEOUT_S)
+            ctx.checkpoint({SAVED: tables.state_dict()}, step=note.step)
+            for server in servers:
+                server.saved()
+        elif note is not None and note.kind == "end":
+            ctx.end_with_workers(note.step)
+        elif note is not None:
+            return payload
+        stop_reason = stop_reason or ctx.is_stopping()
+        is_deserted = had_workers and not any(server.num_joined for server in servers)
+        had_workers = had_workers or all(server.num_joined for server in servers)
+        gone_since_s = (gone_since_s or time.monotonic()) if is_deserted and note is None else 0.0
+        if gone_since_s and stop_reason:
+            ctx.stop(stop_reason)
+        if gone_since_s and time.monotonic() - gone_since_s > ABANDONED_S:
+            raise StrataError(f"no worker has been connected for {ABANDONED_S:g} s; their logs show why")
+
+
+def _next(notes: Notes) -> tuple[Note | None, bytes]:
+    try:
+        return notes.get(timeout=POLL_S)
+    except queue.Empty:
+        return None, b""
+
+
+class _Tables:
+    """The tables of this server, as checkpoints hold them."""
+
+    def __init__(self, roles: Roles, tables: Sequence[Table]) -> None:
+        self._tables = {table.spec.name: table for table in tables}
+        self._placement = Placement.first(server_names(roles.num_servers))
+        self._number = roles.server
+
+    def _is_own(self, keys: Keys) -> NDArray[np.bool_]:
+        is_own: NDArray[np.bool_] = self._placement.owners_of(keys) == self._number
+        return is_own
+
+    def fill(self, values: Mapping[str, NDArray[np.float32]]) -> None:
+        """Start with these rows, whose keys are their positions."""
+        for name, table in self._tables.items():
+            if name in values:
+                keys = np.arange(len(values[name]), dtype=np.uint64)
+                own = np.flatnonzero(self._is_own(keys))
+                table.put(_fresh_rows(table, keys[own], values[name][own]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            name: {**table.rows()._asdict(), "num_updates": table.num_updates} for name, table in self._tables.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Add the rows that one server has saved and this one owns."""
+        for name, table in self._tables.items():
+            saved = state.get(name)
+            if saved is None:
+                continue
+            rows: Saved = Saved._make(np.asarray(saved[field]) for field in Saved._fields)
+            own = np.flatnonzero(self._is_own(rows.keys))
+            table.put(rows if len(own) == len(rows.keys) else Saved._make(each[own] for each in rows))
+            table.num_updates = max(table.num_updates, int(saved["num_updates"]))
+
+
+def _fresh_rows(table: Table, keys: Keys, weights: NDArray[np.float32]) -> Saved:
+    optimizer, width = table.spec.optimizer, table.spec.width
+    state = np.empty((len(keys), optimizer.state_width(width)), np.float32)
+    optimizer.fill_state(weights, state)
+    nothing = np.zeros(len(keys), np.uint32)
+    return Saved(keys, weights, state, nothing, nothing)
