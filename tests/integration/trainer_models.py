@@ -59,3 +59,25 @@ def write_parquet(path: Path, rows: int = 1000, files: int = 4, seed: int = 0) -
 
 def weights(module: nn.Module) -> list[float]:
     return torch.cat([each.detach().reshape(-1) for each in module.state_dict().values()]).tolist()
+
+
+class Clicks(nn.Module):
+    """Two embeddings and a small network; takes its columns by name."""
+
+    def __init__(self, *, dropout: float = 0.0, device: str | None = None, num_users: int = 300) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.user = nn.Embedding(num_users, 8, device=device)
+        self.item = nn.Embedding(100, 4)
+        self.top = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+    def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+        score: torch.Tensor = self.top(torch.cat([self.user(user), self.item(item)], 1))
+        return score.squeeze(1)
+
+
+def clicks(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    user = torch.randint(0, 300, (rows,), generator=generator)
+    item = torch.randint(0, 100, (rows,), generator=generator)
+    return {"user": user, "item": item, "clicked": ((user * 7 + item * 3) % 5 < 2).float()}

@@ -55,6 +55,10 @@ class Size(msgspec.Struct, frozen=True):
                 f"workers={text!r} is invalid; pass a number such as 4 or a range such as 2:8", field="workers"
             ) from None
 
+    def plus(self, number: int) -> Size:
+        """Return the size with more processes."""
+        return Size(self.at_least + number, self.at_most + number)
+
     @property
     def is_elastic(self) -> bool:
         return self.at_least != self.at_most

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from strata.trainer.optimizer import LossFnStack as LossFnStack
     from strata.trainer.optimizer import OptimizerStack as OptimizerStack
     from strata.trainer.strategy import AllReduce as AllReduce
+    from strata.trainer.strategy import Hybrid as Hybrid
+    from strata.trainer.strategy import ParameterServer as ParameterServer
     from strata.trainer.strategy import PowerSGD as PowerSGD
     from strata.trainer.trainer import Trainer as Trainer
     from strata.trainer.veloce import Arch as Arch
@@ -66,6 +68,7 @@ _HOMES = {
     "FTRL": "trainer.optimizer",
     "Graph": "trainer.graph",
     "HeterogeneousStrategy": "trainer.veloce",
+    "Hybrid": "trainer.strategy",
     "init": "train.startup",
     "JsonLogger": "trainer.callbacks",
     "LossFnStack": "trainer.optimizer",
@@ -74,6 +77,7 @@ _HOMES = {
     "NeuralNetTrainer": "trainer.veloce",
     "OptimizerStack": "trainer.optimizer",
     "PNN": "trainer.models",
+    "ParameterServer": "trainer.strategy",
     "PowerSGD": "trainer.strategy",
     "Progress": "train.context",
     "ProgressBar": "trainer.callbacks",

@@ -13,7 +13,7 @@ import torch
 
 from strata.errors import ConfigError, InvalidArgument
 from strata.identity import Identity
-from strata.trainer import sources
+from strata.trainer import serving, sources
 from strata.trainer.batches import Splitter, check_label, label_names
 from strata.trainer.binding import Binding, bind, feature_parts
 from strata.trainer.callbacks import Callbacks
@@ -23,28 +23,34 @@ from strata.trainer.history import Better, History
 from strata.trainer.metrics import MetricSet
 from strata.trainer.optimizer import build as build_optimizer
 from strata.trainer.parts import Parts, make_scheduler
+from strata.trainer.strategy import ServerStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
+    from strata.train.context import Context
     from strata.trainer.config import FitConfig
     from strata.trainer.trainer import Trainer
 
 
-def build(trainer: Trainer, config: FitConfig, ranks: Identity, device: torch.device) -> Parts:
+def build(trainer: Trainer, config: FitConfig, ctx: Context) -> Parts:
     """Build the parts of one worker; collective if there are several.
 
     Raises:
         InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
     """
     settings, module = trainer.settings, trainer.module
+    ranks, device = ctx.identity, ctx.device
     evaluator, loader, splitter, metrics = build_evaluator(trainer, config, ranks, device)
     if settings.compile:
         compile_in_place(module, {} if settings.compile is True else settings.compile)
     optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
-    bound = trainer.strategy.bind(module, ranks)
+    if isinstance(trainer.strategy, ServerStrategy):
+        bound = serving.bind(trainer, optimizer, ranks, ctx)
+    else:
+        bound = trainer.strategy.bind(module, ranks)
     monitor, better = _monitored(trainer, metrics, config)
     valid = None
     if config.valid is not None:
@@ -98,7 +104,7 @@ def build_evaluator(
     if trainer.settings.precision == "fp16" and device.type == "cpu":
         raise ConfigError("precision='fp16' needs an accelerator; use 'bf16' or 'fp32' on a CPU", field="precision")
     binding = _decide_binding(trainer, config, needs_target=needs_target)
-    trainer.module.to(device)
+    _move(trainer.module, device)
     trainer.objective.to(device)
     splitter = Splitter(
         trainer.module,
@@ -116,6 +122,11 @@ def build_evaluator(
     return Evaluator(trainer, splitter, metrics, device), loader, splitter, metrics
 
 
+def _move(module: nn.Module, device: torch.device) -> None:
+    """Move a module to a device, except tables without values, which parameter servers keep."""
+    module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # type: ignore[no-untyped-call]
+
+
 def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
     """Find mistakes in the caller's process, before workers start; return the monitored key and its direction.
 
@@ -131,6 +142,7 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
     optimizer = build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
     if not isinstance(trainer.optimizer, torch.optim.Optimizer):  # a scheduler changes the user's instance
         make_scheduler(trainer.settings, optimizer)
+    serving.check(trainer)
     metrics = _make_metrics(trainer)
     unweighted = [name for name in metrics.names if not getattr(metrics[name], "takes_weights", True)]
     if config.weight is not None and unweighted:

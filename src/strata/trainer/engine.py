@@ -94,14 +94,18 @@ class Launched:
     name: str = ""
     max_restarts: int = 3
     logs: str = "auto"
+    servers: int = 0
+    """Parameter servers, in addition to the workers."""
 
     def prepared(self) -> contextlib.AbstractContextManager[None]:
         return importing_ahead(_launched_worker, *PRELOAD) if self.engine == "local" else contextlib.nullcontext()
 
     def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
         results = run_call(
-            Call(_launched_worker, (work, arguments, saving), {}, max_bytes=MAX_CALL_BYTES, preload=PRELOAD),
-            workers=self.workers,
+            Call(
+                _launched_worker, (work, arguments, saving, self.servers), {}, max_bytes=MAX_CALL_BYTES, preload=PRELOAD
+            ),
+            workers=str(Size.parse(str(self.workers)).plus(self.servers)),
             engine=self.engine,
             name=self.name,
             max_restarts=self.max_restarts,
@@ -117,6 +121,10 @@ class Joined:
 
     _context: Context | None = None
 
+    def __init__(self, *, servers: int = 0) -> None:
+        """`servers`: how many of the last ranks are parameter servers."""
+        self._servers = servers
+
     def prepared(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -126,12 +134,13 @@ class Joined:
             if every is None and read_environment(os.environ) is None:
                 every = DEFAULT_STEPS
             Joined._context = init(checkpoints=saving.checkpoints or None, every=every, **saving.options)
+            Joined._context.divide(self._servers)
         context = Joined._context
         with _process_group(context, is_kept=True):
             return work(Session(context, _not_interruptible), *arguments)
 
 
-def choose(*, workers: int | str, engine: str, name: str, max_restarts: int, logs: str) -> Engine:
+def choose(*, workers: int | str, engine: str, name: str, max_restarts: int, logs: str, servers: int = 0) -> Engine:
     """Return the engine for a Trainer's arguments in this process.
 
     Raises:
@@ -144,10 +153,10 @@ def choose(*, workers: int | str, engine: str, name: str, max_restarts: int, log
     named = "unnamed" if name == "" else name
     RunSpec(name=named, script="unknown", workers=size, directory="", checkpoints="", max_restarts=max_restarts)
     if is_worker():
-        return Joined()
-    if size == Size(1, 1) and engine == "local":
+        return Joined(servers=servers)
+    if size == Size(1, 1) and engine == "local" and not servers:
         return Inline()
-    return Launched(workers=workers, engine=engine, name=name, max_restarts=max_restarts, logs=logs)
+    return Launched(workers=workers, engine=engine, name=name, max_restarts=max_restarts, logs=logs, servers=servers)
 
 
 def is_worker() -> bool:
@@ -158,17 +167,19 @@ def is_worker() -> bool:
     return found is not None and found.world_size > 1
 
 
-def _launched_worker(work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T | None:
-    """Run the work in a worker process; only the result of rank 0 counts."""
+def _launched_worker(work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving, servers: int) -> T | None:
+    """Run the work in a worker or server process; only the result of rank 0 counts."""
     _keep_memory()
-    with init(every=saving.every, **saving.options) as context, _process_group(context, is_kept=False):
-        result = work(Session(context, _not_interruptible), *arguments)
-        return result if context.rank == 0 else None
+    with init(every=saving.every, **saving.options) as context:
+        context.divide(servers)
+        with _process_group(context, is_kept=False):
+            result = work(Session(context, _not_interruptible), *arguments)
+            return result if context.rank == 0 else None
 
 
 @contextlib.contextmanager
 def _process_group(context: Context, *, is_kept: bool) -> Iterator[None]:
-    is_ours = context.world_size > 1 and not distributed.is_initialized()
+    is_ours = not context.roles.is_server and context.world_size > 1 and not distributed.is_initialized()
     if is_ours:
         context.init_process_group()
     try:

@@ -87,6 +87,7 @@ class Loop:
         parts, ctx = self.parts, self.ctx
         if parts.are_gradients_usable():
             parts.scaler.step(parts.optimizer)
+            parts.bound.push()
         parts.scaler.update()
         parts.optimizer.zero_grad(set_to_none=True)
         step = ctx.step + 1

@@ -32,7 +32,7 @@ from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings, colum
 from strata.trainer.diagnosis import explain_unpicklable
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
-from strata.trainer.strategy import AllReduce
+from strata.trainer.strategy import AllReduce, ServerStrategy, num_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +72,7 @@ class Trainer:
         optimizer: Any = "adam",
         metrics: Sequence[Any] | Mapping[str, Any] = (),
         *,
-        strategy: Strategy | None = None,
+        strategy: Strategy | ServerStrategy | None = None,
         workers: int | str = 1,
         engine: str = "local",
         features: Features | None = None,
@@ -103,7 +103,8 @@ class Trainer:
             loss: Called with predictions and targets; without it, the module returns its loss.
             optimizer: A class, an instance, a function of the parameters, a name, or an `OptimizerStack`.
             metrics: Names such as "auc", metric objects of ours or of torchmetrics, or functions over all rows.
-            strategy: How workers combine their gradients; by default `AllReduce()`.
+            strategy: How workers combine their gradients, by default `AllReduce()`; `Hybrid()` and `ParameterServer()`
+                start parameter servers beside the workers.
             workers: Number of workers, or "2:8" for a run that may shrink and grow. Under `strata run` and torchrun,
                 the launcher determines it.
             engine: "local" or "ray".
@@ -152,8 +153,14 @@ class Trainer:
                 f"features= is a {type(features).__name__}; pass Features.fit(data, [SparseFeat(…), DenseFeat(…)])",
                 field="features",
             )
-        if strategy is not None and (isinstance(strategy, type) or not hasattr(strategy, "bind")):
-            raise InvalidArgument(f"strategy={strategy!r} is not a strategy; pass AllReduce(…)", field="strategy")
+        is_strategy = isinstance(strategy, ServerStrategy) or (
+            hasattr(strategy, "bind") and not isinstance(strategy, type)
+        )
+        if strategy is not None and not is_strategy:
+            raise InvalidArgument(
+                f"strategy={strategy!r} is not a strategy; pass AllReduce(…), Hybrid(…) or ParameterServer(…)",
+                field="strategy",
+            )
         if checkpoints is not None and not isinstance(checkpoints, str | os.PathLike):
             raise InvalidArgument(f"checkpoints={checkpoints!r} is not a directory or URL", field="checkpoints")
         self.features = features
@@ -163,7 +170,7 @@ class Trainer:
         self.optimizer = optimizer
         self.optimizer_args = mapping("optimizer_args", optimizer_args)
         self.metrics = metrics
-        self.strategy: Strategy = AllReduce() if strategy is None else strategy
+        self.strategy: Strategy | ServerStrategy = AllReduce() if strategy is None else strategy
         self.workers = workers
         self.engine = engine
         self.callbacks = listed_callbacks(callbacks)
@@ -307,7 +314,8 @@ class Trainer:
         The arguments are those of `fit`, and default to those of the last fit. Rows count equally if the data has no
         column of weights.
         """
-        engine = self._engine()
+        # After a fit the module has all rows, so that an evaluation needs no servers. Under a launcher they exist.
+        engine = self._engine(has_servers=engines.is_worker())
         with Scratch(SCRATCH) as scratch, engine.prepared():
             source = self._resolve(data, scratch)
             sources.check_loader(source, batch_size=batch_size, shuffle=None)
@@ -406,9 +414,14 @@ class Trainer:
     def _resolve(self, data: Any, scratch: Scratch) -> Any:
         return sources.resolve(data, has_features=self.features is not None, scratch=scratch.path)
 
-    def _engine(self) -> Engine:
+    def _engine(self, *, has_servers: bool = True) -> Engine:
         return engines.choose(
-            workers=self.workers, engine=self.engine, name=self.name, max_restarts=self.max_restarts, logs=self.logs
+            workers=self.workers,
+            engine=self.engine,
+            name=self.name,
+            max_restarts=self.max_restarts,
+            logs=self.logs,
+            servers=num_servers(self.strategy) if has_servers else 0,
         )
 
     def _run(self, engine: Engine, job: Callable[..., Any], config: FitConfig, saving: engines.Saving) -> Any:

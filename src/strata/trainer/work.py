@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 
 from strata.checkpoint import CheckpointManager
 from strata.errors import ConfigError, InvalidArgument
 from strata.identity import Identity
-from strata.trainer import sources
+from strata.trainer import serving, sources
 from strata.trainer.assembly import build, build_evaluator
 from strata.trainer.callbacks import RunInfo
 from strata.trainer.history import Result
@@ -21,6 +23,7 @@ from strata.trainer.loop import Loop
 from strata.trainer.metrics.gathering import gather_states
 from strata.trainer.optimizer import Ema
 from strata.trainer.resumption import only_fitting
+from strata.trainer.strategy import ServerStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,17 +39,25 @@ if TYPE_CHECKING:
     from strata.trainer.trainer import Trainer
 
 
+EVALUATION_TIMEOUT_S = 3600.0
+"""Time for the workers to evaluate, while servers wait for the result."""
+_evaluations = itertools.count()
+
+
 def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
     """Train on this worker until the end; return the same result on every rank."""
     ctx = session.context
+    if ctx.roles.is_server:
+        return serving.run_server(ctx, trainer)
     began_s = time.time()
     _seed(trainer.settings.seed, ctx.rank)
     with _deterministic(is_on=trainer.settings.deterministic):
-        parts = build(trainer, config, ctx.identity, ctx.device)
+        parts = build(trainer, config, ctx)
         _attach(ctx, parts.loader)
         loop = Loop(parts, ctx)
         with only_fitting(parts.module, parts.optimizer, ctx.checkpoints):
             ctx.restore(loop.state)
+        parts.bound.begin()
         if config.is_resumed and ctx.attempt == 0:
             parts.history.stop_reason = ""  # the user wants to go on
         with contextlib.closing(parts.callbacks):
@@ -56,6 +67,8 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
             ctx.checkpoints.wait()
             result = _result(loop, ctx, config.started_s or began_s)
             parts.callbacks.on_end(result)
+        serving.finish(ctx, result)
+        parts.bound.close()
     return result
 
 
@@ -75,10 +88,16 @@ def _result(loop: Loop, ctx: Context, began_s: float) -> Result:
 
 
 def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str, float]:
-    """Evaluate the module on `config.train`, on all ranks together."""
-    ctx = session.context
+    """Evaluate the module on `config.train`, on all workers together."""
+    ctx, topic = session.context, f"evaluation-{next(_evaluations)}"
+    if ctx.roles.is_server:
+        found: dict[str, float] = msgspec.json.decode(ctx.collect(topic, [0], timeout_s=EVALUATION_TIMEOUT_S)[0])
+        return found
     evaluator, loader, _, _ = build_evaluator(trainer, config, ctx.identity, ctx.device)
-    return evaluator.evaluate(loader)
+    found = evaluator.evaluate(loader)
+    if ctx.roles.num_servers and ctx.rank == 0:
+        ctx.publish(topic, msgspec.json.encode(found).decode())
+    return found
 
 
 def predict(trainer: Trainer, config: FitConfig) -> Any:
@@ -109,7 +128,10 @@ def load_weights(trainer: Trainer, result: Result, *, is_best: bool) -> None:
     chosen = result.best.id if is_best and result.best is not None else None
     options = {name: value for name, value in trainer.checkpoint_options.items() if name == "storage_options"}
     with CheckpointManager(result.checkpoints, **options) as manager:
-        manager.restore(into, id=chosen)
+        if isinstance(trainer.strategy, ServerStrategy):
+            serving.load_weights(trainer, manager, chosen)
+        else:
+            manager.restore(into, id=chosen)
     if averaged.state is not None:
         ema = Ema()
         ema.load_state_dict(averaged.state)

@@ -6,12 +6,25 @@ three algorithms, `power_sgd` compresses gradients, and `lane` moves communicati
 `cost`, `traffic` and `table` are pure arithmetic: grids of ranks, predicted times, bytes per link; `links` measures
 what `cost` needs.
 
-This folder imports torch and nothing of Strata but errors and the identity. It never touches optimizers, data or
-checkpoints.
+`parameter_server` holds the settings of parameter servers. `tables` finds the embeddings that move and replaces them by
+the lookups of `lookup`, `dense_table` lays out dense parameters as rows, and `served` is their `Bound`.
+
+This folder imports torch, `servers`, errors and the identity. It never touches torch's optimizers, data or checkpoints.
 """
 
 from strata.trainer.strategy.all_reduce import AllReduce
 from strata.trainer.strategy.base import Bound, Ranks, Strategy
+from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy, num_servers
 from strata.trainer.strategy.power_sgd import PowerSGD
 
-__all__ = ["AllReduce", "Bound", "PowerSGD", "Ranks", "Strategy"]
+__all__ = [
+    "AllReduce",
+    "Bound",
+    "Hybrid",
+    "ParameterServer",
+    "PowerSGD",
+    "Ranks",
+    "ServerStrategy",
+    "Strategy",
+    "num_servers",
+]

@@ -10,8 +10,10 @@ which the training loop calls around the backward pass and after each optimizer 
                 loss(bound.module(micro_batch)).backward()
         loss(bound.module(micro_batches[-1])).backward()
         optimizer.step()
+        bound.push()
         bound.after_step(step)
     bound.finish()
+    bound.close()
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Strategy(Protocol):
 
 
 class Bound(Protocol):
-    """A strategy at work on one rank. All ranks make the same calls in the same order."""
+    """A strategy at work on one rank. All ranks make the same calls in the same order. An implementation inherits from
+    it, and with it the calls that it has no use for.
+    """
 
     module: nn.Module
     """Call this one in the forward pass. It shares its parameters with the module that was bound."""
@@ -54,6 +58,20 @@ class Bound(Protocol):
     def accumulating(self) -> AbstractContextManager[None]:
         """Run forward and backward passes inside it without communication; their gradients add up locally."""
         ...
+
+    def begin(self) -> None:
+        """Called once, after a checkpoint was restored and before the first step."""
+        return
+
+    def push(self) -> None:
+        """Send gradients to where their parameters live, if that is not this process. Called after each optimizer
+        step, before gradients are cleared.
+        """
+        return
+
+    def close(self) -> None:
+        """Leave the module as plain as it was bound. Called once, after the last step."""
+        return
 
     def after_step(self, step: int) -> None:
         """Do what is due after an optimizer step, such as averaging the weights every few steps."""

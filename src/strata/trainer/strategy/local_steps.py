@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from strata.trainer.strategy.base import Bound
 from strata.trainer.strategy.reduce import Scratch
 from strata.trainer.strategy.replicas import broadcast_from_first
 
@@ -32,7 +33,7 @@ KEY = "local_steps"
 """Name of this part of a strategy's state."""
 
 
-class LocalSteps:
+class LocalSteps(Bound):
     """Averages weights every few steps."""
 
     is_replicated = False

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from strata.trainer.strategy.base import Bound
 from strata.trainer.strategy.lane import make_lane
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from strata.trainer.strategy.reduce import Bucket, BucketAverager
 
 
-class Alone:
+class Alone(Bound):
     """A single rank: the module itself, with nothing around it."""
 
     is_replicated = True
@@ -53,7 +54,7 @@ class Alone:
         """Ignore the state of another strategy."""
 
 
-class DataParallel:
+class DataParallel(Bound):
     """Averages gradients during the backward pass."""
 
     is_replicated = True

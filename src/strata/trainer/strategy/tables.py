@@ -42,7 +42,7 @@ class FoundTable:
 
 
 def find(
-    module: nn.Module, names: Sequence[str] | None = None, *, min_bytes: int = DEFAULT_MIN_BYTES
+    module: nn.Module, names: str | Sequence[str] | None = None, *, min_bytes: int = DEFAULT_MIN_BYTES
 ) -> list[FoundTable]:
     """Return the tables that move: those with these names (patterns such as `*.user`), or all above a size.
 
@@ -57,6 +57,7 @@ def find(
         FoundTable(f"{users[0][0]}.weight".lstrip("."), users[0][1].weight, tuple(place for place, _ in users))
         for users in by_weight.values()
     ]
+    names = [names] if isinstance(names, str) else names
     if names is None:
         chosen = [table for table in tables if table.weight.nbytes >= min_bytes]
     else:

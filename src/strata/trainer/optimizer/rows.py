@@ -1,0 +1,105 @@
+"""Optimizers of rows on parameter servers that follow an optimizer of torch.
+
+The user passes one optimizer for the whole module. Parameters that live on servers leave it, and the servers update
+them with the same formula and the same settings: those of the group that a parameter was in. The group stays, also if
+it is empty, because a scheduler changes its learning rate, which every push carries to the servers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from strata.errors import InvalidArgument
+from strata.servers.table import optimizers
+from strata.trainer.optimizer.ftrl import FTRL
+from strata.trainer.optimizer.stack import StackedOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from strata.servers.table.optimizers import RowOptimizer
+
+_UNSUPPORTED = ("momentum", "dampening", "nesterov", "weight_decay", "amsgrad", "maximize")
+"""Settings with which a row would change in steps that do not touch it, or that rows have no state for."""
+
+
+class Group:
+    """The group of an optimizer that a parameter belongs to, before it moves to servers."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], number: int) -> None:
+        self._optimizer = optimizer
+        self._settings = settings
+        self.number = number
+        """Its position among all groups."""
+
+    @property
+    def rate(self) -> float:
+        """The current learning rate."""
+        return float(self._settings["lr"])
+
+    def row_optimizer(self, name: str) -> RowOptimizer:
+        """Return the optimizer of rows with the same settings. `name`: of the parameter, for messages.
+
+        Raises:
+            InvalidArgument: There is none, or a setting is not supported.
+        """
+        settings, kind = self._settings, type(self._optimizer).__name__
+        for each in _UNSUPPORTED:
+            if settings.get(each):
+                raise InvalidArgument(
+                    f"{kind}({each}={settings[each]}) does not work for {name} on parameter servers, which change only "
+                    f"the rows of a batch; set {each}=0, or give this parameter its own optimizer with OptimizerStack",
+                    field="optimizer",
+                )
+        lr = self.rate
+        if type(self._optimizer) is torch.optim.SGD:
+            return optimizers.SGD(lr=lr)
+        if type(self._optimizer) is torch.optim.Adagrad:
+            keys = ("lr_decay", "initial_accumulator_value", "eps")
+            return optimizers.Adagrad(lr=lr, **{key: float(settings[key]) for key in keys})
+        if type(self._optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SparseAdam):
+            first, second = settings["betas"]
+            is_sparse = type(self._optimizer) is torch.optim.SparseAdam
+            betas, eps = (float(first), float(second)), float(settings["eps"])
+            return optimizers.LazyAdam(lr=lr, betas=betas, eps=eps, corrects_first=not is_sparse)
+        if type(self._optimizer) is FTRL:
+            return optimizers.FTRL(lr=lr, **{key: float(settings[key]) for key in ("beta", "l1", "l2")})
+        raise InvalidArgument(
+            f"{kind} cannot update {name} on parameter servers; use SGD, Adagrad, Adam, SparseAdam or FTRL, pass "
+            "ParameterServer(optimizer=RowWiseAdagrad(lr=…)), or give this parameter its own optimizer with "
+            "OptimizerStack",
+            field="optimizer",
+        )
+
+
+def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> Group:
+    """Return the group of a parameter.
+
+    Raises:
+        InvalidArgument: It is in none, so it is not trained.
+    """
+    groups = [(each, settings) for each in _single(optimizer) for settings in each.param_groups]
+    for number, (each, settings) in enumerate(groups):
+        if any(parameter is one for one in settings["params"]):
+            return Group(each, settings, number)
+    raise InvalidArgument(
+        f"the optimizer does not have {name}, which is to live on parameter servers; pass the class of the optimizer, "
+        "or all parameters of the module",
+        field="optimizer",
+    )
+
+
+def release(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+    """Take parameters out of an optimizer, whose groups stay."""
+    moved = {id(each) for each in parameters}
+    for each in _single(optimizer):
+        for group in each.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in moved]
+        for parameter in [one for one in each.state if id(one) in moved]:
+            del each.state[parameter]
+
+
+def _single(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    return list(optimizer.optimizers.values()) if isinstance(optimizer, StackedOptimizer) else [optimizer]

@@ -1,0 +1,325 @@
+"""How a Trainer uses parameter servers: what moves to them, the worker's and the server's side of a fit, and the way
+back into a plain module.
+
+Workers and servers receive the same job, so both compute the same `Plan` from the module, the optimizer and the
+strategy, and nothing about tables is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from strata.errors import ConfigError, InvalidArgument
+from strata.servers.process import SAVED, PartSpec, serve
+from strata.servers.table.index import MAX_ROWS
+from strata.servers.table.table import TableSpec
+from strata.train.roles import SAVED_SERVERS
+from strata.trainer.history import Result
+from strata.trainer.optimizer import build as build_optimizer
+from strata.trainer.optimizer.rows import Group, group_of, release
+from strata.trainer.strategy.dense_table import WIDTH, DenseTable
+from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy
+from strata.trainer.strategy.replicas import Alone
+from strata.trainer.strategy.served import Served
+from strata.trainer.strategy.tables import FoundTable, find
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from strata.checkpoint import CheckpointManager, CheckpointMetadata
+    from strata.identity import Identity
+    from strata.train.context import Context
+    from strata.trainer.config import Settings
+    from strata.trainer.strategy.base import Bound
+    from strata.trainer.trainer import Trainer
+
+DENSE, SPARSE, ALL = "dense", "sparse", "all"
+CHUNK_ROWS = 1 << 16
+"""Rows whose initial values are computed at a time."""
+LARGEST_SHARE = 0.9
+"""Share of the available memory that tables may need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What lives on the servers."""
+
+    parts: tuple[PartSpec, ...]
+    tables: tuple[FoundTable, ...]
+    dense: tuple[DenseTable, ...]
+    groups: Mapping[str, Group]
+    """The optimizer group of each table, by table."""
+
+    def values(self) -> dict[str, NDArray[np.float32]]:
+        """Return the initial rows, except those of tables without values."""
+        found = {each.name: each.weight.detach().cpu().numpy() for each in self.tables if not each.weight.is_meta}
+        return found | {each.name: each.values() for each in self.dense}
+
+    def rates(self) -> dict[str, float]:
+        return {name: group.rate for name, group in self.groups.items()}
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [*(each.weight for each in self.tables), *(one for each in self.dense for one in each.parameters)]
+
+
+def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Optimizer) -> Plan:
+    """Decide what moves to the servers.
+
+    Raises:
+        InvalidArgument: A parameter cannot move, or no parameter would; the message names the cure.
+    """
+    sparse = strategy.sparse
+    tables = find(module, sparse.tables, min_bytes=sparse.min_bytes)
+    if any("" in table.places for table in tables):
+        raise InvalidArgument(
+            "the module is an embedding itself; put it into a module of yours, for example nn.Sequential",
+            field="module",
+        )
+    groups = {each.name: group_of(optimizer, each.weight, each.name) for each in tables}
+    specs = [_table_spec(each, sparse, groups[each.name]) for each in tables]
+    if isinstance(strategy.dense, ParameterServer):
+        dense, dense_groups = _dense_tables(module, tables, optimizer)
+        groups |= dense_groups
+        dense_specs = [_dense_spec(each, dense_groups[each.name]) for each in dense]
+    else:
+        dense, dense_specs = [], []
+        if not tables:
+            raise InvalidArgument(
+                f"no embedding has {sparse.min_bytes} bytes or more, so nothing would move to parameter servers; name "
+                "the embeddings with ParameterServer(tables=…), lower min_bytes=, or use AllReduce()",
+                field="strategy",
+            )
+    if isinstance(strategy, Hybrid) and dense:
+        assert isinstance(strategy.dense, ParameterServer)
+        named = {SPARSE: (specs, sparse.staleness), DENSE: (dense_specs, strategy.dense.staleness)}
+    else:
+        named = {ALL: ([*specs, *dense_specs], sparse.staleness)}
+    parts = tuple(
+        PartSpec(name=name, tables=tuple(own), staleness=staleness) for name, (own, staleness) in named.items() if own
+    )
+    return Plan(parts=parts, tables=tuple(tables), dense=tuple(dense), groups=groups)
+
+
+def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group) -> TableSpec:
+    return TableSpec(
+        name=table.name,
+        width=table.width,
+        optimizer=strategy.optimizer or group.row_optimizer(table.name),
+        initial=strategy.initial,
+        max_rows=min(strategy.max_rows or table.num_rows, table.num_rows, MAX_ROWS),
+        admit_after=strategy.admit_after,
+        evict_after=strategy.evict_after,
+    )
+
+
+def _dense_spec(table: DenseTable, group: Group) -> TableSpec:
+    return TableSpec(
+        name=table.name, width=WIDTH, optimizer=group.row_optimizer("a dense parameter"), max_rows=table.num_rows
+    )
+
+
+def _dense_tables(
+    module: nn.Module, tables: Sequence[FoundTable], optimizer: torch.optim.Optimizer
+) -> tuple[list[DenseTable], dict[str, Group]]:
+    """Return one table per optimizer group with the parameters that are not sparse tables."""
+    sparse = {id(each.weight) for each in tables}
+    by_settings: dict[int, tuple[Group, list[nn.Parameter]]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and id(parameter) not in sparse:
+            group = group_of(optimizer, parameter, name)
+            by_settings.setdefault(group.number, (group, []))[1].append(parameter)
+    found = {f"{DENSE}.{number}": each for number, each in enumerate(by_settings.values())}
+    return [DenseTable(name, own) for name, (_, own) in found.items()], {n: group for n, (group, _) in found.items()}
+
+
+def check(trainer: Trainer) -> None:
+    """Find what cannot work with parameter servers, before workers start.
+
+    Raises:
+        InvalidArgument, ConfigError: An argument does not fit; the message names the cure.
+    """
+    strategy, settings = trainer.strategy, trainer.settings
+    if not isinstance(strategy, ServerStrategy):
+        for name, parameter in trainer.module.named_parameters():
+            if parameter.is_meta:
+                raise InvalidArgument(
+                    f"parameter {name} has no values (its device is meta); only embeddings on parameter servers may, "
+                    "with strategy=Hybrid(sparse=ParameterServer(…))",
+                    field="module",
+                )
+        return
+    _check_settings(settings)
+    planned = plan(strategy, trainer.module, build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args))
+    if trainer.engine == "local":
+        _check_memory(planned)
+
+
+def _check_settings(settings: Settings) -> None:
+    refused = {
+        "clip_norm": (
+            settings.clip_norm is not None,
+            "the norm of all gradients is known to no worker; use clip_value",
+        ),
+        "ema": (settings.ema is not None, "rows on servers are not averaged"),
+        "precision": (settings.precision == "fp16", "servers receive unscaled gradients; use 'bf16' or 'fp32'"),
+        "on_nan": (settings.on_nan != "raise", "servers refuse gradients that are not finite; use 'raise'"),
+    }
+    for name, (is_set, reason) in refused.items():
+        if is_set:
+            raise ConfigError(
+                f"{name}={getattr(settings, name)!r} does not work with parameter servers: {reason}", field=name
+            )
+
+
+def _check_memory(planned: Plan) -> None:
+    """
+    Raises:
+        ConfigError: The tables need more memory than this machine has.
+    """
+    available = psutil.virtual_memory().available
+    eager = {each.name for each in planned.tables if not each.weight.is_meta}
+    sizes = {spec.name: spec.row_bytes * spec.max_rows for part in planned.parts for spec in part.tables}
+    needed = sum(size for name, size in sizes.items() if name in eager)
+    if needed > available * LARGEST_SHARE:
+        largest = max(eager, key=lambda name: sizes[name])
+        raise ConfigError(
+            f"the tables need {needed:,} bytes with their optimizer state ({largest}: {sizes[largest]:,}), and this "
+            f"machine has {available:,} available; use more machines, an optimizer with less state "
+            "(ParameterServer(optimizer=RowWiseAdagrad(…))), or max_rows= with evict_after=",
+            field="strategy",
+        )
+
+
+# -- workers and servers -------------------------------------------------------------------------------------------
+
+
+def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ctx: Context) -> Bound:
+    """Move parameters to the servers and bind the rest, on a worker. Rows come when they are first needed."""
+    from strata.servers.link import WorkerLink  # noqa: PLC0415 - only with servers
+
+    strategy, module = trainer.strategy, trainer.module
+    assert isinstance(strategy, ServerStrategy)
+    planned = plan(strategy, module, optimizer)
+    release(optimizer, planned.parameters)
+    link = WorkerLink(ctx, planned.parts)
+    ctx.companion = link
+
+    def bind_rest(rest: nn.Module) -> Bound:
+        has_own = any(parameter.requires_grad for parameter in rest.parameters()) and not planned.dense
+        if isinstance(strategy.dense, ParameterServer) or not has_own:
+            return Alone(rest)
+        return strategy.dense.bind(rest, ranks)
+
+    is_synchronous = isinstance(strategy.dense, ParameterServer) and strategy.dense.staleness == 0
+    return Served(
+        module,
+        planned.tables,
+        planned.dense,
+        link,
+        is_synchronous=is_synchronous,
+        rates=planned.rates,
+        bind=bind_rest,
+    )
+
+
+def run_server(ctx: Context, trainer: Trainer) -> Result:
+    """Serve the workers of a fit until they are done; return their result."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, ServerStrategy)
+    optimizer = build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
+    planned = plan(strategy, trainer.module, optimizer)
+    return decode_result(serve(ctx, planned.parts, planned.values()), ctx)
+
+
+def finish(ctx: Context, result: Result) -> None:
+    """Let the servers return the result of the workers, which rank 0 sends."""
+    link: Any = ctx.companion
+    if link is not None:
+        encoded = {field: getattr(result, field) for field in _SENT}
+        link.finish(ctx.step, msgspec.json.encode({**encoded, "best": "" if result.best is None else result.best.id}))
+        ctx.companion = None
+
+
+_SENT = ("history", "steps", "best_epoch", "monitor", "checkpoints", "timings", "stop_reason")
+
+
+def decode_result(payload: bytes, ctx: Context) -> Result:
+    fields = msgspec.json.decode(payload)
+    best = fields.pop("best")
+    return Result(**fields, best=next((each for each in ctx.checkpoints.list() if each.id == best), None))
+
+
+# -- back into a plain module --------------------------------------------------------------------------------------
+
+
+def load_weights(trainer: Trainer, manager: CheckpointManager, chosen: str | None) -> None:
+    """Load a checkpoint, with the rows of its servers, into the plain module."""
+    strategy, module = trainer.strategy, trainer.module
+    assert isinstance(strategy, ServerStrategy)
+    optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
+    planned = plan(strategy, module, optimizer)
+    rows = _Rows(module, planned)
+    manager.restore({"module": _Rest(module, planned), SAVED: rows}, id=chosen, saved_by=_all_of)
+    rows.finish()
+
+
+def _all_of(checkpoint: CheckpointMetadata) -> Sequence[int]:
+    num_servers = int(checkpoint.metadata.get(SAVED_SERVERS, 0))
+    return [0, *range(checkpoint.num_ranks - num_servers, checkpoint.num_ranks)]
+
+
+class _Rest:
+    """Receives what the workers have saved: the module without its tables."""
+
+    def __init__(self, module: nn.Module, planned: Plan) -> None:
+        self._module = module
+        self._elsewhere = {f"{place}.weight" for table in planned.tables for place in table.places}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        found = self._module.load_state_dict(state, strict=False)
+        missing = [name for name in found.missing_keys if name not in self._elsewhere]
+        if missing or found.unexpected_keys:
+            raise InvalidArgument(
+                f"the checkpoint does not fit the module: {', '.join([*missing, *found.unexpected_keys][:5])}",
+                field="module",
+            )
+
+
+class _Rows:
+    """Receives the rows of each server."""
+
+    def __init__(self, module: nn.Module, planned: Plan) -> None:
+        self._dense = {each.name: (each, each.values()) for each in planned.dense}
+        self._weights: dict[str, NDArray[np.float32]] = {}
+        specs = {spec.name: spec for part in planned.parts for spec in part.tables}
+        for table in planned.tables:
+            weight = table.weight
+            if weight.is_meta:
+                weight = nn.Parameter(torch.empty(table.num_rows, table.width))
+                for place in table.places:
+                    module.get_submodule(place).weight = weight
+                for start in range(0, table.num_rows, CHUNK_ROWS):
+                    keys = np.arange(start, min(start + CHUNK_ROWS, table.num_rows), dtype=np.uint64)
+                    values = specs[table.name].initial.values(keys, table.width)
+                    weight.data[start : start + len(keys)] = torch.from_numpy(values)
+            self._weights[table.name] = weight.detach().numpy()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, saved in state.items():
+            keys, weights = np.asarray(saved["keys"]), np.asarray(saved["weights"])
+            into = self._weights[name] if name in self._weights else self._dense[name][1]
+            into[keys.astype(np.int64)] = weights
+
+    def finish(self) -> None:
+        for dense, values in self._dense.values():
+            dense.put(values)

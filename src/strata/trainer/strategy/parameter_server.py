@@ -1,0 +1,122 @@
+"""`ParameterServer` and `Hybrid`: which parameters live on servers, and how old the rows may be that workers use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from strata.errors import InvalidArgument
+from strata.servers.table.initial import Initial
+from strata.trainer.strategy.all_reduce import AllReduce
+from strata.trainer.strategy.tables import DEFAULT_MIN_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strata.servers.table.optimizers import RowOptimizer
+
+MAX_SERVERS = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterServer:
+    """Parameters live in server processes, beside the workers.
+
+    As the strategy of a Trainer, for all parameters. In a `Hybrid`, for the dense or the sparse part.
+    """
+
+    servers: int = 1
+    """Number of server processes."""
+    staleness: int | None = 0
+    """How many steps a worker may be ahead of the slowest. 0: synchronous, the gradients of all workers are averaged in
+    every step. None: asynchronous, every push is applied at once."""
+    tables: str | Sequence[str] | None = None
+    """Names or patterns of the embeddings that become sparse tables, such as `("user", "*.item")`; by default all of at
+    least `min_bytes`."""
+    min_bytes: int = DEFAULT_MIN_BYTES
+    """Smaller embeddings belong to the dense part."""
+    optimizer: RowOptimizer | None = None
+    """Optimizer of the sparse tables; by default the one that the Trainer's optimizer uses, by row."""
+    initial: Initial = field(default_factory=Initial)
+    """Initial values of tables without values: those of embeddings on the device `meta`."""
+    max_rows: int | None = None
+    """Rows that a table may have on each server; by default all of them."""
+    admit_after: int = 1
+    """Batches that must contain an id before it gets a row."""
+    evict_after: int | None = None
+    """Steps without a gradient after which a row may be evicted to make room; None: never."""
+
+    def __post_init__(self) -> None:
+        _require_count("servers", self.servers, least=1, most=MAX_SERVERS)
+        if self.staleness is not None:
+            _require_count("staleness", self.staleness, least=0)
+        if isinstance(self.tables, str):
+            object.__setattr__(self, "tables", (self.tables,))
+        elif self.tables is not None:
+            object.__setattr__(self, "tables", tuple(self.tables))
+        _require_count("min_bytes", self.min_bytes, least=0)
+        _require_count("admit_after", self.admit_after, least=1)
+        for name in ("max_rows", "evict_after"):
+            if getattr(self, name) is not None:
+                _require_count(name, getattr(self, name), least=1)
+        if self.optimizer is not None and not hasattr(self.optimizer, "state_width"):
+            raise InvalidArgument(
+                f"optimizer={self.optimizer!r} is not an optimizer of rows; pass one of strata.servers, such as "
+                "RowWiseAdagrad(lr=0.1)",
+                field="optimizer",
+            )
+
+    @property
+    def num_servers(self) -> int:
+        return self.servers
+
+    @property
+    def dense(self) -> ParameterServer:
+        return self
+
+    @property
+    def sparse(self) -> ParameterServer:
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hybrid:
+    """One strategy for the dense part of a module, and another for its large embedding tables."""
+
+    dense: AllReduce | ParameterServer = field(default_factory=AllReduce)
+    sparse: ParameterServer = field(default_factory=ParameterServer)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dense, AllReduce | ParameterServer):
+            raise InvalidArgument(f"dense={self.dense!r} is neither an AllReduce nor a ParameterServer", field="dense")
+        if not isinstance(self.sparse, ParameterServer):
+            raise InvalidArgument(
+                f"sparse={self.sparse!r} is not a ParameterServer; for tables that stay in the workers, use "
+                "strategy=AllReduce()",
+                field="sparse",
+            )
+        if isinstance(self.dense, ParameterServer) and self.dense.servers != self.sparse.servers:
+            raise InvalidArgument(
+                f"dense has servers={self.dense.servers} and sparse has servers={self.sparse.servers}; both parts "
+                "share the same servers, so use the same number",
+                field="servers",
+            )
+
+    @property
+    def num_servers(self) -> int:
+        return self.sparse.servers
+
+
+ServerStrategy: TypeAlias = ParameterServer | Hybrid
+
+
+def num_servers(strategy: object) -> int:
+    """Return how many processes serve parameters, beside the workers."""
+    return strategy.num_servers if isinstance(strategy, ParameterServer | Hybrid) else 0
+
+
+def _require_count(name: str, value: object, *, least: int, most: int | None = None) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    if not is_count or (most is not None and isinstance(value, int) and value > most):
+        limit = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidArgument(f"{name}={value!r} is not a whole number, {limit}", field=name)

@@ -1,0 +1,197 @@
+"""A Trainer with parameter servers: the same steps as without, the same checkpoints on any number of processes."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strata import Trainer
+from strata.errors import ConfigError, InvalidArgument, RunFailed
+from strata.launch.record.directory import DIRECTORY_VARIABLE
+from strata.servers.table.optimizers import RowWiseAdagrad
+from strata.train import FTRL, AllReduce, Hybrid, OptimizerStack, ParameterServer
+from tests.integration.trainer_models import Clicks, clicks, weights
+
+LOSS = nn.BCEWithLogitsLoss()
+TABLES = ("user", "item")
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": partial(torch.optim.SGD, lr=0.5),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.05, initial_accumulator_value=0.1),
+    "ftrl": partial(FTRL, lr=0.1, l1=0.001),
+    "stack": OptimizerStack({"user": partial(torch.optim.Adagrad, lr=0.1), "*": partial(torch.optim.SGD, lr=0.1)}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+
+
+def trainer_of(strategy: Any, *, workers: int = 2, optimizer: Any = "sgd", module: Any = None, **more: Any) -> Trainer:
+    chosen = OPTIMIZERS.get(optimizer, optimizer) if isinstance(optimizer, str) else optimizer
+    return Trainer(module or Clicks(), LOSS, chosen, ["auc"], strategy=strategy, workers=workers, logs="none", **more)
+
+
+def fit(trainer: Trainer, *, batch_size: int = 16, **more: Any) -> Any:
+    options = {"epochs": 2, "valid": clicks(90, seed=1), **more}
+    return trainer.fit(clicks(203), label="clicked", batch_size=batch_size, **options)
+
+
+@pytest.mark.timeout(120)
+def test_synchronous_servers_end_with_the_bits_of_all_reduce() -> None:
+    plain = trainer_of(AllReduce())
+    expected = fit(plain)
+
+    for strategy in (
+        Hybrid(sparse=ParameterServer(servers=2, tables=TABLES)),
+        ParameterServer(tables=("user",)),
+    ):
+        served = trainer_of(strategy)
+        found = fit(served)
+
+        assert weights(served.module) == weights(plain.module)
+        assert [row["valid_auc"] for row in found.history] == [row["valid_auc"] for row in expected.history]
+        assert served.evaluate(clicks(90, seed=1)) == plain.evaluate(clicks(90, seed=1))
+        assert served.predict(clicks(5)).tolist() == plain.predict(clicks(5)).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_every_optimizer_makes_the_same_steps_on_servers_as_in_one_process(optimizer: str) -> None:
+    alone = trainer_of(AllReduce(), workers=1, optimizer=optimizer)
+    fit(alone, batch_size=32)
+    for strategy in (Hybrid(sparse=ParameterServer(tables=TABLES)), ParameterServer(tables=TABLES)):
+        served = trainer_of(strategy, optimizer=optimizer)
+        fit(served)
+
+        assert weights(served.module) == pytest.approx(weights(alone.module), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_adam_on_servers_is_the_lazy_adam_of_torch() -> None:
+    module = Clicks()
+    for each in (module.user, module.item):
+        each.sparse = True
+    stack = OptimizerStack({"user": torch.optim.SparseAdam, "item": torch.optim.SparseAdam, "*": torch.optim.Adam})
+    alone = trainer_of(AllReduce(), workers=1, optimizer=stack, module=module)
+    fit(alone, batch_size=32)
+
+    served = trainer_of(ParameterServer(tables=TABLES), optimizer=stack)
+    fit(served)
+
+    assert weights(served.module) == pytest.approx(weights(alone.module), abs=1e-6)
+
+
+@pytest.mark.timeout(120)
+def test_a_schedule_on_the_workers_changes_the_learning_rate_of_the_servers() -> None:
+    schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    found = []
+    for strategy in (AllReduce(), ParameterServer(tables=TABLES)):
+        trainer = trainer_of(strategy, scheduler=schedule)
+        fit(trainer)
+        found.append(weights(trainer.module))
+
+    assert found[0] == found[1]
+
+
+@pytest.mark.timeout(180)
+def test_other_numbers_of_servers_and_workers_resume_a_checkpoint(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    whole = trainer_of(ParameterServer(tables=TABLES), workers=1, optimizer="adagrad")
+    fit(whole, batch_size=32, epochs=3)
+
+    first = trainer_of(ParameterServer(servers=1, tables=TABLES), workers=2, optimizer="adagrad", checkpoints=place)
+    fit(first, epochs=1)
+    second = trainer_of(ParameterServer(servers=3, tables=TABLES), workers=1, optimizer="adagrad", checkpoints=place)
+    fit(second, batch_size=32, epochs=2, resume=True)
+    third = trainer_of(ParameterServer(servers=2, tables=TABLES), workers=2, optimizer="adagrad", checkpoints=place)
+    result = fit(third, epochs=3, resume=True)
+
+    assert len(result.history) == 3
+    assert weights(third.module) == pytest.approx(weights(whole.module), abs=1e-6)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("staleness", [None, 2])
+def test_workers_that_do_not_wait_for_each_other_learn_too(staleness: int | None) -> None:
+    trainer = trainer_of(
+        Hybrid(dense=ParameterServer(staleness=None), sparse=ParameterServer(tables=TABLES, staleness=staleness)),
+        optimizer=partial(torch.optim.Adagrad, lr=0.2),
+    )
+    result = fit(trainer, epochs=4, every=5)
+
+    assert result.history[-1]["loss"] < 0.9 * result.history[0]["loss"]
+    assert trainer.evaluate(clicks(203))["auc"] > 0.7
+
+
+@pytest.mark.timeout(120)
+def test_a_table_without_values_gets_its_rows_on_the_servers(tmp_path: Path) -> None:
+    module = Clicks(device="meta")
+    strategy = Hybrid(sparse=ParameterServer(servers=2, tables=("user",), optimizer=RowWiseAdagrad(lr=0.1)))
+    trainer = trainer_of(strategy, module=module)
+
+    fit(trainer)
+
+    assert not module.user.weight.is_meta
+    assert module.user.weight.std() > 0.01, "rows have been trained"
+    exported = trainer.export(tmp_path / "model")
+    assert (exported / "predict.py").exists()
+
+
+@pytest.mark.timeout(60)
+def test_what_cannot_work_with_servers_is_refused_before_workers_start() -> None:
+    strategy = ParameterServer(tables=TABLES)
+    for more, reason in (
+        ({"clip_norm": 1.0}, "clip_value"),
+        ({"ema": 0.9}, "not averaged"),
+        ({"on_nan": "skip"}, "use 'raise'"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            fit(trainer_of(strategy, **more))
+    with pytest.raises(InvalidArgument, match=r"momentum=0\.9.*user\.weight.*OptimizerStack"):
+        fit(trainer_of(strategy, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)))
+    with pytest.raises(InvalidArgument, match="RMSprop cannot update"):
+        fit(trainer_of(strategy, optimizer=torch.optim.RMSprop))
+    with pytest.raises(InvalidArgument, match=r"no embedding has 1048576 bytes"):
+        fit(trainer_of(Hybrid()))
+    with pytest.raises(InvalidArgument, match=r"user\.weight has no values"):
+        fit(trainer_of(AllReduce(), module=Clicks(device="meta")))
+    huge = Clicks(num_users=1 << 33, device="meta")
+    huge.user.weight = nn.Parameter(torch.empty(1, 8).expand(1 << 33, 8))
+    with pytest.raises(ConfigError, match=r"user\.weight: [\d,]+\), and this machine has"):
+        fit(trainer_of(strategy, module=huge))
+
+
+@pytest.mark.timeout(120)
+def test_a_gradient_that_is_not_finite_is_refused_by_name() -> None:
+    module = Clicks()
+    with torch.no_grad():
+        module.top[0].weight.fill_(float("inf"))
+    with pytest.raises(RunFailed, match=r"not finite|the loss is"):
+        fit(trainer_of(ParameterServer(tables=TABLES), module=module, max_restarts=0))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"servers": 0}, "servers=0 is not a whole number, from 1 to 1024"),
+        ({"staleness": -1}, "staleness=-1"),
+        ({"optimizer": torch.optim.SGD}, "not an optimizer of rows"),
+        ({"min_bytes": 1.5}, r"min_bytes=1\.5"),
+    ],
+)
+def test_settings_of_servers_are_checked_when_they_are_made(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        ParameterServer(**arguments)
