@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,16 @@ from strata.trainer.optimizer import ftrl
 
 WIDTH = 3
 KEYS = st.integers(0, 2**64 - 1)
+UNIFORM = [
+    [-0.46892163157463074, -0.8240464925765991],
+    [-0.2002270370721817, -0.1077856793999672],
+    [0.4114629626274109, 0.15236341953277588],
+]
+NORMAL = [
+    [0.7382809519767761, 0.07120321691036224, 0.19542931020259857],
+    [0.9097792506217957, -1.5477936267852783, 0.26841670274734497],
+    [-1.3283534049987793, -0.3252529501914978, 0.6257678270339966],
+]
 
 
 @pytest.fixture(params=["numpy", "numba"])
@@ -35,7 +46,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("find", "place", "sum_rows", "sgd", "adagrad", "adagrad_rows", "adam", "ftrl"):
+    for name in native.KERNELS:
         monkeypatch.setattr(native, name, None)
 
 
@@ -146,6 +157,57 @@ def test_initial_values_have_the_distribution_that_was_asked_for() -> None:
     assert 0.499 < uniform.max() <= 0.5
     assert abs(uniform.mean()) < 0.01
     assert not np.array_equal(normal, Initial(kind="normal", scale=0.5, seed=1).values(keys, 8))
+
+
+@pytest.mark.parametrize("quantile", [-3, -2, -1, 0, 0.5, 1.5, 2.5, 3.5])
+@pytest.mark.usefixtures("kernels")
+def test_normal_values_have_the_quantiles_of_the_normal_distribution(quantile: float) -> None:
+    values = Initial(kind="normal", scale=1.0, seed=9).values(np.arange(60_000, dtype=np.uint64), 33)
+    expected = 0.5 * math.erfc(-quantile / math.sqrt(2))
+
+    for column in (values, values[:, ::2], values[:, 1::2]):
+        spread = math.sqrt(expected * (1 - expected) / column.size)
+        assert abs((column <= quantile).mean() - expected) < 4 * spread
+
+
+def test_the_polynomials_of_normal_values_are_close_to_the_functions_that_they_stand_for() -> None:
+    angles = np.linspace(-math.pi / 2, math.pi / 2, 10_001)
+    mantissas = np.linspace(math.sqrt(0.5), math.sqrt(2), 10_001)[:-1]
+
+    assert abs(native.sine(angles) - np.sin(angles)).max() < 1e-10
+    assert abs(native.cosine(angles) - np.cos(angles)).max() < 1e-10
+    for power in (-33, -2, -1):
+        expected = np.sqrt(-2 * (np.log(mantissas) + power * math.log(2)))
+        assert abs(native.radius(mantissas, power, 1.0) - expected).max() < 1e-9
+
+
+@pytest.mark.skipif(native.find is None, reason="numba is not installed")
+@given(
+    st.lists(KEYS, max_size=20),
+    st.sampled_from(["uniform", "normal", "zeros"]),
+    st.integers(0, 2**63),
+    st.floats(0, 10),
+    st.integers(1, 65),
+)
+def test_initial_values_have_the_same_bits_with_numba_and_numpy(
+    keys: list[int], kind: Any, seed: int, scale: float, width: int
+) -> None:
+    initial = Initial(kind=kind, seed=seed, scale=scale)
+    many = np.concatenate([keys_of(*keys), np.arange(seed % 1_000, seed % 1_000 + 100, dtype=np.uint64)])
+    compiled = initial.values(many, width)
+
+    with pytest.MonkeyPatch.context() as patched:
+        without_kernels(patched)
+        assert initial.values(many, width).tobytes() == compiled.tobytes()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_initial_values_of_known_keys_never_change() -> None:
+    """Checkpoints do not store the values of rows without a gradient."""
+    keys = keys_of(0, 1, 2**64 - 1)
+
+    assert Initial(kind="uniform", scale=1.0, seed=3).values(keys, 2).tolist() == UNIFORM
+    assert Initial(kind="normal", scale=1.0, seed=3).values(keys, 3).tolist() == NORMAL
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 Each has a twin in numpy, next to where it is called, which computes the same values bit for bit. The exception is the
 sum of squares of a row in `adagrad_rows`, whose order of additions is left to the compiler.
+
+The arithmetic of normal initial values is written once, for numbers and for arrays: both use it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,6 +17,8 @@ import numpy as np
 F = TypeVar("F", bound=Callable[..., Any])
 Kernel: TypeAlias = Callable[..., Any] | None
 
+fill_uniform: Kernel = None
+fill_normal: Kernel = None
 find: Kernel = None
 place: Kernel = None
 sum_rows: Kernel = None
@@ -22,6 +27,55 @@ adagrad: Kernel = None
 adagrad_rows: Kernel = None
 adam: Kernel = None
 ftrl: Kernel = None
+
+KERNELS = (
+    *("fill_uniform", "fill_normal", "find", "place", "sum_rows"),
+    *("sgd", "adagrad", "adagrad_rows", "adam", "ftrl"),
+)
+"""Names of all compiled loops."""
+_GOLDEN = 0x9E3779B97F4A7C15
+UNIT_53 = 2.0**-53
+ROOT_HALF = 0x3FE6A09E667F3BCD
+"""The bits of the square root of 1/2. Numbers from here to twice as much have logarithms around 0."""
+
+
+def fraction(bits: Any) -> Any:
+    """Turn 32 bits into a number between 0 and 1, both excluded."""
+    return (bits + 0.5) * 2.0**-32
+
+
+def radius(mantissa: Any, power: Any, scale: float) -> Any:
+    """Return √(-2 ln u) · scale of u = mantissa · 2^power, with an error below 1e-9."""
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    q = s * s
+    series = ((((((q * (1 / 15) + 1 / 13) * q + 1 / 11) * q + 1 / 9) * q + 1 / 7) * q + 1 / 5) * q + 1 / 3) * q + 1.0
+    return np.sqrt(-2.0 * (power * math.log(2.0) + 2.0 * s * series)) * scale
+
+
+def angle(bits: Any) -> Any:
+    """Turn 31 bits into an angle between -π/2 and π/2."""
+    return (bits - 2.0**30) * (math.pi * 2.0**-31)
+
+
+def sign(bit: Any) -> Any:
+    return 1.0 - 2.0 * bit
+
+
+def sine(x: Any) -> Any:
+    """Return the sine of an angle between -π/2 and π/2, with an error below 1e-10."""
+    y = x * x
+    series = y * (1 / 355_687_428_096_000) - 1 / 1_307_674_368_000
+    series = ((series * y + 1 / 6_227_020_800) * y - 1 / 39_916_800) * y + 1 / 362_880
+    return ((((series * y - 1 / 5_040) * y + 1 / 120) * y - 1 / 6) * y + 1.0) * x
+
+
+def cosine(x: Any) -> Any:
+    """Return the cosine of an angle between -π/2 and π/2, with an error below 1e-10."""
+    y = x * x
+    series = y * (1 / 20_922_789_888_000) - 1 / 87_178_291_200
+    series = ((series * y + 1 / 479_001_600) * y - 1 / 3_628_800) * y + 1 / 40_320
+    return (((series * y - 1 / 720) * y + 1 / 24) * y - 1 / 2) * y + 1.0
+
 
 try:
     import numba
@@ -33,10 +87,44 @@ else:
 
     @_compiled
     def _mix(key: Any) -> Any:
-        key += np.uint64(0x9E3779B97F4A7C15)
+        key += np.uint64(_GOLDEN)
         key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return key ^ (key >> np.uint64(31))
+
+    @_compiled
+    def fill_uniform(keys: Any, word: Any, scale: Any, rows: Any, at: Any) -> None:
+        for i in range(len(keys)):
+            of_key = _mix(_mix(keys[i]) ^ word)
+            for j in range(rows.shape[1]):
+                bits = _mix(of_key + np.uint64(j) * np.uint64(_GOLDEN)) >> np.uint64(11)
+                rows[at[i], j] = (np.float64(np.int64(bits)) * UNIT_53 * 2.0 - 1.0) * scale
+
+    _fraction, _radius, _angle = _compiled(fraction), _compiled(radius), _compiled(angle)
+    _sign, _sine, _cosine = _compiled(sign), _compiled(sine), _compiled(cosine)
+
+    @_compiled
+    def fill_normal(keys: Any, word: Any, scale: Any, rows: Any, at: Any) -> None:
+        width = rows.shape[1]
+        num = (width + 1) // 2
+        fractions, angles, signs = np.empty(num), np.empty(num), np.empty(num)
+        bits = fractions.view(np.int64)
+        pairs = np.empty(2 * num, np.float32)
+        for i in range(len(keys)):
+            of_key = _mix(_mix(keys[i]) ^ word)
+            for p in range(num):
+                drawn = _mix(of_key + np.uint64(p) * np.uint64(_GOLDEN))
+                fractions[p] = _fraction(np.float64(np.int64(drawn >> np.uint64(32))))
+                angles[p] = _angle(np.float64(np.int64(drawn & np.uint64(0x7FFF_FFFF))))
+                signs[p] = _sign(np.float64(np.int64((drawn >> np.uint64(31)) & np.uint64(1))))
+            for p in range(num):
+                power = (bits[p] - ROOT_HALF) >> 52
+                bits[p] -= power << 52
+                length = _radius(fractions[p], np.float64(power), scale)
+                pairs[2 * p] = length * _sine(angles[p])
+                pairs[2 * p + 1] = length * _cosine(angles[p]) * signs[p]
+            for j in range(width):
+                rows[at[i], j] = pairs[j]
 
     @_compiled
     def find(cells: Any, row_keys: Any, keys: Any) -> Any:

@@ -120,7 +120,8 @@ class Table:
             return rows
         present = np.flatnonzero(~is_absent)
         rows[present] = self._weights[slots[present]]
-        rows[is_absent] = self.spec.initial.values(keys[is_absent], self.spec.width)
+        absent = np.flatnonzero(is_absent)
+        self.spec.initial.fill(keys[absent], rows, absent)
         return rows
 
     def push(self, keys: Keys, gradients: Rows, clock: int) -> int:
@@ -202,10 +203,8 @@ class Table:
 
     def _create(self, keys: Keys) -> Slots:
         slots = self._index.add(keys)
-        weights = self.spec.initial.values(keys, self.spec.width)
-        state = np.empty((len(keys), self._state.shape[1]), np.float32)
-        self.spec.optimizer.fill_state(weights, state)
-        self._weights[slots], self._state[slots] = weights, state
+        self.spec.initial.fill(keys, self._weights, slots)
+        self.spec.optimizer.fill_state(self._weights, self._state, slots)
         return slots
 
     # -- whole rows ------------------------------------------------------------------------------------------------
