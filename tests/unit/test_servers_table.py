@@ -130,6 +130,14 @@ def test_an_index_that_is_full_adds_nothing() -> None:
     assert index.find(keys_of(3, 4)).tolist() == [ABSENT, ABSENT]
 
 
+@pytest.mark.parametrize("batch", [524_289, 60_000, 300_000])
+def test_an_index_takes_at_most_24_bytes_per_row(batch: int) -> None:
+    index = KeyIndex(2_000_000)
+    for start in range(0, 1_200_000, batch):
+        index.add(np.arange(start, start + batch, dtype=np.uint64))
+        assert index.num_bytes <= 24.1 * len(index)
+
+
 # -- initial values ----------------------------------------------------------------------------------------------------
 
 
@@ -407,6 +415,33 @@ def test_reserved_rows_take_no_memory_until_they_are_used() -> None:
     table = Table(TableSpec(name="t", width=64, max_rows=100_000_000, optimizer=RowWiseAdagrad()))
     table.push(np.arange(1_000, dtype=np.uint64), np.ones((1_000, 64), np.float32), 1)
     assert table.num_bytes < 1_000 * table.spec.row_bytes * 1.15
+
+
+@pytest.mark.parametrize("optimizer", [RowWiseAdagrad(), LazyAdam()])
+def test_a_million_rows_take_at_most_15_percent_more_than_weights_and_state(optimizer: Any) -> None:
+    num, width = 1_000_000, 64
+    table = Table(TableSpec(name="t", width=width, optimizer=optimizer, initial=Initial(kind="zeros"), max_rows=num))
+    gradients = np.zeros((50_000, width), np.float32)
+    for start in range(0, num, len(gradients)):
+        table.push(np.arange(start, start + len(gradients), dtype=np.uint64), gradients, 1)
+
+    assert table.num_bytes <= 1.15 * 4 * num * (width + optimizer.state_width(width))
+    assert table.num_bytes <= num * table.spec.row_bytes
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 64])
+def test_a_pull_mixes_rows_and_initial_values_at_any_width(width: int) -> None:
+    table = Table(TableSpec(name="t", width=width))
+    keys = np.arange(100, dtype=np.uint64)
+    table.push(keys[::2], np.ones((50, width), np.float32), 1)
+    expected = table.spec.initial.values(keys, width)
+    expected[::2] -= np.float32(0.01)
+
+    room = np.full((100, width), np.nan, np.float32)
+    assert table.pull(keys, room) is room
+    assert room.tolist() == expected.tolist()
+    assert table.pull(keys[:0]).shape == (0, width)
 
 
 @given(st.lists(st.sets(KEYS, max_size=20), max_size=10))

@@ -20,6 +20,8 @@ Kernel: TypeAlias = Callable[..., Any] | None
 fill_uniform: Kernel = None
 fill_normal: Kernel = None
 find: Kernel = None
+pull: Kernel = None
+touch: Kernel = None
 place: Kernel = None
 sum_rows: Kernel = None
 sgd: Kernel = None
@@ -29,10 +31,14 @@ adam: Kernel = None
 ftrl: Kernel = None
 
 KERNELS = (
-    *("fill_uniform", "fill_normal", "find", "place", "sum_rows"),
+    *("fill_uniform", "fill_normal", "find", "pull", "touch", "place", "sum_rows"),
     *("sgd", "adagrad", "adagrad_rows", "adam", "ftrl"),
 )
 """Names of all compiled loops."""
+_AHEAD = 8
+"""Rows between the one in use and the one that is loaded into the cache."""
+_LINE = 16
+"""Numbers in a cache line."""
 _GOLDEN = 0x9E3779B97F4A7C15
 UNIT_53 = 2.0**-53
 ROOT_HALF = 0x3FE6A09E667F3BCD
@@ -79,6 +85,8 @@ def cosine(x: Any) -> Any:
 
 try:
     import numba
+    from llvmlite import ir  # type: ignore[import-untyped]
+    from numba.extending import intrinsic
 except ImportError:
     pass
 else:
@@ -126,19 +134,67 @@ else:
             for j in range(width):
                 rows[at[i], j] = pairs[j]
 
+    def _emit_prefetch(_: Any, rows: Any, i: Any, j: Any) -> Any:
+        """Begin to load the cache line of `rows[i, j]`."""
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, values[0])
+            row, column = (context.cast(builder, values[n], signature.args[n], numba.intp) for n in (1, 2))
+            width = builder.extract_value(array.shape, 1)
+            pointer = builder.gep(array.data, [builder.add(builder.mul(row, width), column)])
+            byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+            hint = builder.module.declare_intrinsic(
+                "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+            )
+            for_reading, keep, data = (ir.Constant(number, value) for value in (0, 3, 1))
+            builder.call(hint, [builder.bitcast(pointer, byte), for_reading, keep, data])
+            return context.get_dummy_value()
+
+        return numba.void(rows, i, j), generate
+
+    _prefetch: Any = intrinsic(_emit_prefetch)
+
+    @_compiled
+    def _prefetch_row(rows: Any, slots: Any, i: Any) -> None:
+        """Begin to load the row that comes up a few iterations after `i`: rows are too far apart for the hardware."""
+        if i + _AHEAD < len(slots) and slots[i + _AHEAD] >= 0:
+            for j in range(0, rows.shape[1], _LINE):
+                _prefetch(rows, slots[i + _AHEAD], j)
+
     @_compiled
     def find(cells: Any, row_keys: Any, keys: Any) -> Any:
         found = np.empty(len(keys), np.int32)
         last = np.uint64(len(cells) - 1)
+        for i in range(len(keys)):  # without a branch, so that many loads are under way at a time
+            found[i] = cells[_mix(keys[i]) & last]
         for i in range(len(keys)):
-            key = keys[i]
-            at = _mix(key) & last
-            slot = cells[at]
-            while slot != -1 and (slot < 0 or row_keys[slot] != key):
-                at = (at + np.uint64(1)) & last
-                slot = cells[at]
-            found[i] = slot
+            key, slot = keys[i], found[i]
+            if slot < 0 or row_keys[slot] != key:
+                at = _mix(key) & last
+                while slot != -1 and (slot < 0 or row_keys[slot] != key):
+                    at = (at + np.uint64(1)) & last
+                    slot = cells[at]
+                found[i] = slot
         return found
+
+    @_compiled
+    def pull(weights: Any, slots: Any, rows: Any) -> Any:
+        num_absent = 0
+        for i in range(len(slots)):
+            _prefetch_row(weights, slots, i)
+            slot = slots[i]
+            if slot < 0:
+                num_absent += 1
+                continue
+            for j in range(weights.shape[1]):
+                rows[i, j] = weights[slot, j]
+        return num_absent
+
+    @_compiled
+    def touch(versions: Any, counts: Any, slots: Any, clock: Any) -> None:
+        for i in range(len(slots)):
+            versions[slots[i]] = clock
+            counts[slots[i]] += np.uint32(1)
 
     @_compiled
     def place(cells: Any, row_keys: Any, slots: Any) -> None:
@@ -164,6 +220,7 @@ else:
     @_compiled
     def sgd(weights: Any, slots: Any, gradients: Any, lr: Any) -> None:
         for i in range(len(slots)):
+            _prefetch_row(weights, slots, i)
             slot = slots[i]
             for j in range(weights.shape[1]):
                 weights[slot, j] -= lr * gradients[i, j]
@@ -171,6 +228,8 @@ else:
     @_compiled
     def adagrad(weights: Any, sums: Any, slots: Any, gradients: Any, lr: Any, eps: Any) -> None:
         for i in range(len(slots)):
+            _prefetch_row(weights, slots, i)
+            _prefetch_row(sums, slots, i)
             slot = slots[i]
             for j in range(weights.shape[1]):
                 gradient = gradients[i, j]
@@ -187,6 +246,8 @@ else:
     @_compiled
     def adagrad_rows(weights: Any, sums: Any, slots: Any, gradients: Any, lr: Any, eps: Any) -> None:
         for i in range(len(slots)):
+            _prefetch_row(weights, slots, i)
+            _prefetch_row(sums, slots, i)
             slot = slots[i]
             sums[slot, 0] += _mean_square(gradients, i)
             scale = lr / (np.sqrt(sums[slot, 0]) + eps)
@@ -199,6 +260,8 @@ else:
     ) -> None:
         width = weights.shape[1]
         for i in range(len(slots)):
+            _prefetch_row(weights, slots, i)
+            _prefetch_row(moments, slots, i)
             slot = slots[i]
             for j in range(width):
                 gradient = gradients[i, j]
@@ -214,6 +277,8 @@ else:
     def ftrl(weights: Any, state: Any, slots: Any, gradients: Any, inverse: Any, offset: Any, l1: Any) -> None:
         width = weights.shape[1]
         for i in range(len(slots)):
+            _prefetch_row(weights, slots, i)
+            _prefetch_row(state, slots, i)
             slot = slots[i]
             for j in range(width):
                 gradient = gradients[i, j]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from strata.errors import InvalidArgument, StrataError
+from strata.servers.table import native
 from strata.servers.table.index import ABSENT, MAX_ROWS, KeyIndex
 from strata.servers.table.initial import Initial
 from strata.servers.table.memory import reserve
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
     Counts = NDArray[np.uint32]
 
-_OTHER_BYTES = 8 + 4 + 4 + 8
-"""Bytes of a row beside weights and state: key, version, count, and its share of the index."""
+_OTHER_BYTES = 8 + 4 + 4 + 16
+"""Bytes of a row beside weights and state: key, version, count, and at most this share of the index."""
 
 
 class NotFiniteGradient(StrataError):
@@ -114,24 +115,34 @@ class Table:
         """Return the rows of these keys, into `out` if given."""
         rows = np.empty((len(keys), self.spec.width), np.float32) if out is None else out
         slots = self._index.find(keys)
-        is_absent = slots == ABSENT
-        if not is_absent.any():
-            np.take(self._weights, slots, axis=0, out=rows, mode="clip")  # other modes copy twice
-            return rows
-        present = np.flatnonzero(~is_absent)
-        rows[present] = self._weights[slots[present]]
-        absent = np.flatnonzero(is_absent)
-        self.spec.initial.fill(keys[absent], rows, absent)
+        if self._gather(slots, rows):
+            absent = np.flatnonzero(slots == ABSENT)
+            self.spec.initial.fill(keys[absent], rows, absent)
         return rows
 
-    def push(self, keys: Keys, gradients: Rows, clock: int) -> int:
+    def _gather(self, slots: Slots, rows: Rows) -> int:
+        """Copy the weights of these slots; return how many slots are absent."""
+        if native.pull is not None:
+            return int(native.pull(self._weights, slots, rows))
+        present = np.flatnonzero(slots != ABSENT)
+        if len(present) == len(slots):
+            np.take(self._weights, slots, axis=0, out=rows, mode="clip")  # other modes copy twice
+        else:
+            rows[present] = self._weights[slots[present]]
+        return len(slots) - len(present)
+
+    def push(self, keys: Keys, gradients: Rows, clock: int, *, is_checked: bool = False) -> int:
         """Apply one gradient to each of these keys, which must differ; return how many were applied.
+
+        Args:
+            is_checked: Whether `check` has accepted these gradients already.
 
         Raises:
             NotFiniteGradient: A gradient is NaN or infinite. Nothing was applied.
             LimitExceeded: There is no room for a new row. Nothing was applied.
         """
-        self.check(keys, gradients)
+        if not is_checked:
+            self.check(keys, gradients)
         slots = self._index.find(keys)
         absent = np.flatnonzero(slots == ABSENT)
         if len(absent):
@@ -142,10 +153,16 @@ class Table:
                 kept = np.flatnonzero(slots != ABSENT)
                 slots, gradients = slots[kept], gradients[kept]
         self.num_updates += 1
-        self._versions[slots] = clock
-        self._counts[slots] += 1
+        self._touch(slots, clock)
         self.spec.optimizer.update(self._weights, self._state, slots, gradients, self.num_updates)
         return len(slots)
+
+    def _touch(self, slots: Slots, clock: int) -> None:
+        if native.touch is not None:
+            native.touch(self._versions, self._counts, slots, np.uint32(clock))
+        else:
+            self._versions[slots] = clock
+            self._counts[slots] += 1
 
     def check(self, keys: Keys, gradients: Rows) -> None:
         """Refuse gradients of another shape, and those that are not finite.
