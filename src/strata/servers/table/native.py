@@ -191,10 +191,11 @@ else:
         return num_absent
 
     @_compiled
-    def touch(versions: Any, counts: Any, slots: Any, clock: Any) -> None:
+    def touch(versions: Any, counts: Any, marks: Any, slots: Any, clock: Any, mark: Any) -> None:
         for i in range(len(slots)):
             versions[slots[i]] = clock
             counts[slots[i]] += np.uint32(1)
+            marks[slots[i]] = mark
 
     @_compiled
     def place(cells: Any, row_keys: Any, slots: Any) -> None:

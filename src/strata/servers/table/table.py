@@ -7,29 +7,35 @@ first gradient, if the key is admitted. Hence an evaluation leaves no trace, and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strata.errors import InvalidArgument, StrataError
+from strata.errors import InvalidArgument, LimitExceeded, StrataError
 from strata.servers.table import native
 from strata.servers.table.index import ABSENT, MAX_ROWS, KeyIndex
 from strata.servers.table.initial import Initial
 from strata.servers.table.memory import reserve
 from strata.servers.table.optimizers import SGD
 from strata.servers.table.sketch import CountSketch
+from strata.servers.table.snapshot import MEMORY, Part, Saved, Snapshot, padded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from strata.servers.table.index import Slots
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import RowOptimizer, Rows
+    from strata.servers.table.snapshot import Counts
 
-    Counts = NDArray[np.uint32]
-
-_OTHER_BYTES = 8 + 4 + 4 + 16
-"""Bytes of a row beside weights and state: key, version, count, and at most this share of the index."""
+_SLOT_BYTES = 4 + 4 + 4
+"""Bytes of a slot beside weights, state and index: version, count and mark."""
+_INDEX_BYTES = 8 + 1 + 16
+"""Bytes of a row in the index, at most: key, whether the slot is used, cells."""
+_LOADED_ROWS = 1 << 16
+"""Rows that are copied at a time when a snapshot is loaded."""
 
 
 class NotFiniteGradient(StrataError):
@@ -67,17 +73,7 @@ class TableSpec:
     @property
     def row_bytes(self) -> int:
         """Memory that a row takes, with its state and its share of the index."""
-        return 4 * (self.width + self.optimizer.state_width(self.width)) + _OTHER_BYTES
-
-
-class Saved(NamedTuple):
-    """Rows with everything that belongs to them."""
-
-    keys: Keys
-    weights: Rows
-    state: Rows
-    versions: Counts
-    counts: Counts
+        return 4 * (self.width + self.optimizer.state_width(self.width)) + _SLOT_BYTES + _INDEX_BYTES
 
 
 class Table:
@@ -95,6 +91,10 @@ class Table:
         """The clock of a row's last gradient, by slot."""
         self._counts: Counts = reserve((spec.max_rows,), np.uint32)
         """Pushes that contained a row, by slot."""
+        self._mark = 1
+        """Snapshots so far, and 1."""
+        self._marks: Counts = reserve((spec.max_rows,), np.uint32)
+        """What `_mark` was at the last change of a slot. A version would not do: the clocks of workers differ."""
         self._seen = CountSketch() if spec.admit_after > 1 else None
         """Pushes that contained keys which are not admitted yet."""
 
@@ -104,7 +104,7 @@ class Table:
     @property
     def num_bytes(self) -> int:
         """Memory in use."""
-        per_row = 4 * (self.spec.width + self._state.shape[1]) + 8
+        per_row = 4 * (self.spec.width + self._state.shape[1]) + _SLOT_BYTES
         sketch_bytes = 0 if self._seen is None else self._seen.num_bytes
         return int(self._index.num_slots * per_row + self._index.num_bytes + sketch_bytes)
 
@@ -159,10 +159,12 @@ class Table:
 
     def _touch(self, slots: Slots, clock: int) -> None:
         if native.touch is not None:
-            native.touch(self._versions, self._counts, slots, np.uint32(clock))
+            marks = self._marks, slots, np.uint32(clock), np.uint32(self._mark)
+            native.touch(self._versions, self._counts, *marks)
         else:
             self._versions[slots] = clock
             self._counts[slots] += 1
+            self._marks[slots] = self._mark
 
     def check(self, keys: Keys, gradients: Rows) -> None:
         """Refuse gradients of another shape, and those that are not finite.
@@ -213,10 +215,14 @@ class Table:
 
     def evict(self, slots: Slots) -> None:
         """Forget rows: their keys have initial values again."""
+        self._forget(slots)
+        self.num_evicted += len(slots)
+
+    def _forget(self, slots: Slots) -> None:
         self._versions[slots] = 0
         self._counts[slots] = 0
+        self._marks[slots] = self._mark
         self._index.remove(slots)
-        self.num_evicted += len(slots)
 
     def _create(self, keys: Keys) -> Slots:
         slots = self._index.add(keys)
@@ -251,11 +257,77 @@ class Table:
         slots[absent] = self._index.add(rows.keys[absent])
         self._weights[slots], self._state[slots] = rows.weights, rows.state
         self._versions[slots], self._counts[slots] = rows.versions, rows.counts
+        self._marks[slots] = self._mark
 
     def remove(self, keys: Keys) -> None:
         """Forget the rows of these keys, for example because another server owns them now."""
         slots = self._index.find(keys)
-        slots = slots[slots != ABSENT]
-        self._versions[slots] = 0
-        self._counts[slots] = 0
-        self._index.remove(slots)
+        self._forget(slots[slots != ABSENT])
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return the whole content by slot, without a copy."""
+        parts = {MEMORY: self._part(slice(0, min(padded(self._index.num_slots), self.spec.max_rows)))}
+        mark, self._mark = self._mark, self._mark + 1
+        seen = None if self._seen is None else self._seen.cells
+        return Snapshot(parts=parts, num_updates=self.num_updates, seen=seen, mark=mark)
+
+    def _part(self, slots: slice) -> Part:
+        return Part(
+            self._index.keys[slots],
+            self._weights[slots],
+            self._state[slots],
+            self._versions[slots],
+            self._counts[slots],
+            self._index.used[slots],
+        )
+
+    def dirty_slots(self, since: int) -> dict[str, Slots]:
+        """Return the slots of each part of a snapshot that changed, ascending; evicted rows count as changes.
+
+        Args:
+            since: The `mark` of an earlier snapshot of this table; 0 returns all slots that were ever used.
+        """
+        return {MEMORY: np.flatnonzero(self._marks[: self._index.num_slots] > since).astype(np.int32)}
+
+    def load(self, snapshot: Snapshot, keep: Callable[[Keys], NDArray[np.bool_]] | None = None) -> None:
+        """Add the rows of a snapshot, or replace them. Several can be loaded, for example those of all servers.
+
+        Args:
+            keep: Return which of these keys belong to this table; None keeps all.
+
+        Raises:
+            InvalidArgument: The snapshot is of a table with another width or optimizer. Nothing was loaded.
+            LimitExceeded: There is no room. Nothing was loaded.
+        """
+        widths = self._weights.shape[1], self._state.shape[1]
+        for part in snapshot:
+            if (found := (part.weights.shape[1], part.state.shape[1])) != widths:
+                raise InvalidArgument(
+                    f"the rows of a snapshot have {found[0]} weights and {found[1]} numbers of state, those of table "
+                    f"{self.spec.name!r} {widths[0]} and {widths[1]}; use the width and the optimizer that were saved",
+                    field="snapshot",
+                )
+        kept = [_kept(part, keep) for part in snapshot]
+        num_new = sum(
+            int((self._index.find(part.keys[slots]) == ABSENT).sum())
+            for part, slots in zip(snapshot, kept, strict=True)
+        )
+        if len(self) + num_new > self.spec.max_rows:
+            raise LimitExceeded(
+                f"table {self.spec.name!r} would have {len(self) + num_new} rows, more than "
+                f"max_rows={self.spec.max_rows}; raise it, or use more servers",
+                field="max_rows",
+            )
+        for part, slots in zip(snapshot, kept, strict=True):
+            for start in range(0, len(slots), _LOADED_ROWS):
+                self.put(part.at(slots[start : start + _LOADED_ROWS]))
+        self.num_updates = max(self.num_updates, snapshot.num_updates)
+        if self._seen is not None and snapshot.seen is not None:
+            self._seen.merge(snapshot.seen)
+
+
+def _kept(part: Part, keep: Callable[[Keys], NDArray[np.bool_]] | None) -> NDArray[np.int64]:
+    slots = np.flatnonzero(part.used)
+    return slots if keep is None else slots[keep(part.keys[slots])]
