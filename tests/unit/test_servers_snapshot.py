@@ -124,7 +124,7 @@ class SnapshotMachine(TableMachine):
 @pytest.mark.usefixtures("kernels")
 def test_a_table_saved_by_changed_slots_holds_what_a_dictionary_holds() -> None:
     run_state_machine_as_test(
-        SnapshotMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
+        SnapshotMachine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None)
     )
 
 

@@ -102,6 +102,13 @@ class KeyIndex:
         self.used[slots] = 0
         self._free = np.sort(np.concatenate([self._free, slots]))[::-1]
 
+    def swap(self, first: Slots, second: Slots) -> None:
+        """Exchange the slots of rows, in pairs. All must be present and differ."""
+        slots, places = np.concatenate([first, second]), np.concatenate([second, first])
+        cells, keys = _cells_of(self._cells, self.keys, slots), self.keys[slots]
+        self._cells[cells] = places
+        self.keys[places] = keys
+
     def slots(self) -> Slots:
         """Return the slots of all rows, ascending."""
         return np.flatnonzero(self.used[: self._num_slots]).astype(np.int32)

@@ -157,7 +157,7 @@ else:
     @_compiled
     def _prefetch_row(rows: Any, slots: Any, i: Any) -> None:
         """Begin to load the row that comes up a few iterations after `i`: rows are too far apart for the hardware."""
-        if i + _AHEAD < len(slots) and slots[i + _AHEAD] >= 0:
+        if i + _AHEAD < len(slots) and 0 <= slots[i + _AHEAD] < len(rows):
             for j in range(0, rows.shape[1], _LINE):
                 _prefetch(rows, slots[i + _AHEAD], j)
 
@@ -179,16 +179,16 @@ else:
 
     @_compiled
     def pull(weights: Any, slots: Any, rows: Any) -> Any:
-        num_absent = 0
+        num_left = 0
         for i in range(len(slots)):
             _prefetch_row(weights, slots, i)
             slot = slots[i]
-            if slot < 0:
-                num_absent += 1
+            if slot < 0 or slot >= len(weights):
+                num_left += 1
                 continue
             for j in range(weights.shape[1]):
                 rows[i, j] = weights[slot, j]
-        return num_absent
+        return num_left
 
     @_compiled
     def touch(versions: Any, counts: Any, marks: Any, slots: Any, clock: Any, mark: Any) -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     Counts = NDArray[np.uint32]
 
 MEMORY = "memory"
-"""The part of a snapshot whose rows are in memory."""
+FILE = "file"
+"""The parts of a snapshot: slots in memory, and those in a file, once there are any."""
 _FEWEST_SLOTS = 1_024
 _STEPS = 8
 """Lengths between a power of two and the next."""
