@@ -24,6 +24,8 @@ pull: Kernel = None
 touch: Kernel = None
 place: Kernel = None
 sum_rows: Kernel = None
+to_half: Kernel = None
+from_half: Kernel = None
 sgd: Kernel = None
 adagrad: Kernel = None
 adagrad_rows: Kernel = None
@@ -32,6 +34,7 @@ ftrl: Kernel = None
 
 KERNELS = (
     *("fill_uniform", "fill_normal", "find", "pull", "touch", "place", "sum_rows"),
+    *("to_half", "from_half"),
     *("sgd", "adagrad", "adagrad_rows", "adam", "ftrl"),
 )
 """Names of all compiled loops."""
@@ -217,6 +220,25 @@ else:
                 position = positions[at]
                 for j in range(values.shape[1]):
                     sums[i, j] += values[position, j]
+
+    @_compiled
+    def to_half(floats: Any, halves: Any) -> None:
+        """Convert bits. Without branches, so that several numbers are converted at a time."""
+        u32 = np.uint32
+        for i in range(len(floats)):
+            size = floats[i] & u32(0x7FFF_FFFF)
+            normal = (size - u32(0x3800_0000) + u32(0xFFF) + ((size >> u32(13)) & u32(1))) >> u32(13)
+            fraction = (size & u32(0x7F_FFFF)) | u32(0x80_0000)
+            shift = u32(126) - min(max(size >> u32(23), u32(101)), u32(113))
+            subnormal = (fraction + (u32(1) << (shift - u32(1))) - u32(1) + ((fraction >> shift) & u32(1))) >> shift
+            half = min(subnormal if size < u32(0x3880_0000) else normal, u32(0x7BFF))
+            half = u32(0x7E00) if size >= u32(0x7F80_0000) else half
+            halves[i] = half | ((floats[i] >> u32(16)) & u32(0x8000))
+
+    @_compiled
+    def from_half(halves: Any, floats: Any, numbers: Any) -> None:
+        for i in range(len(halves)):
+            numbers[i] = floats[halves[i]]
 
     @_compiled
     def sgd(weights: Any, slots: Any, gradients: Any, lr: Any) -> None:
