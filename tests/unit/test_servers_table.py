@@ -408,10 +408,21 @@ def test_gradients_whose_sum_overflows_are_finite() -> None:
     assert table.push(keys_of(1, 2, 3, 4), largest, 1) == 4
 
 
-def test_gradients_of_another_shape_are_refused() -> None:
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_gradients_of_another_shape_are_refused(is_checked: bool) -> None:
     table = Table(TableSpec(name="t", width=WIDTH))
     with pytest.raises(InvalidArgument, match=r"\[2, 4\] do not fit 2 keys of table 't' with width 3"):
-        table.push(keys_of(1, 2), np.ones((2, 4), np.float32), 1)
+        table.push(keys_of(1, 2), np.ones((2, 4), np.float32), 1, is_checked=is_checked)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shape", [(1, WIDTH), (2, WIDTH - 1), (3, WIDTH)])
+def test_a_pull_refuses_room_of_another_shape(shape: tuple[int, int]) -> None:
+    table = Table(TableSpec(name="t", width=WIDTH))
+    table.push(keys_of(1, 2), np.ones((2, WIDTH), np.float32), 1)
+    with pytest.raises(InvalidArgument, match="do not fit 2 keys"):
+        table.pull(keys_of(1, 2), np.empty(shape, np.float32))
 
 
 def test_reserved_rows_take_no_memory_until_they_are_used() -> None:

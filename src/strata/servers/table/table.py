@@ -161,8 +161,13 @@ class Table:
         return bool(self._index.find(np.array([key], np.uint64))[0] != ABSENT)
 
     def pull(self, keys: Keys, out: Rows | None = None) -> Rows:
-        """Return the rows of these keys, into `out` if given."""
+        """Return the rows of these keys, into `out` if given.
+
+        Raises:
+            InvalidArgument: `out` has another shape.
+        """
         rows = np.empty((len(keys), self.spec.width), np.float32) if out is None else out
+        self._check_shape(keys, rows, "rows")  # compiled loops do not check bounds
         slots = self._index.find(keys)
         num_left = self._gather(slots, rows)
         self.num_hits += len(slots) - num_left
@@ -197,7 +202,9 @@ class Table:
             NotFiniteGradient: A gradient is NaN or infinite. Nothing was applied.
             LimitExceeded: There is no room for a new row. Nothing was applied.
         """
-        if not is_checked:
+        if is_checked:
+            self._check_shape(keys, gradients, "gradients")
+        else:
             self.check(keys, gradients)
         slots = self._index.find(keys)
         absent = np.flatnonzero(slots == ABSENT)
@@ -244,12 +251,7 @@ class Table:
         Raises:
             InvalidArgument, NotFiniteGradient: They are refused.
         """
-        if gradients.shape != (len(keys), self.spec.width):
-            raise InvalidArgument(
-                f"gradients of shape {list(gradients.shape)} do not fit {len(keys)} keys of table {self.spec.name!r} "
-                f"with width {self.spec.width}",
-                field="gradients",
-            )
+        self._check_shape(keys, gradients, "gradients")
         with np.errstate(over="ignore", invalid="ignore"):
             is_finite = np.isfinite(gradients.sum())  # NaN and infinity survive every sum
         if not is_finite:
@@ -260,6 +262,14 @@ class Table:
                     f"{len(bad) - 1} others); lower the learning rate, clip gradients, or check the data",
                     field="gradients",
                 )
+
+    def _check_shape(self, keys: Keys, rows: Rows, field: str) -> None:
+        if rows.shape != (len(keys), self.spec.width):
+            raise InvalidArgument(
+                f"{field} of shape {list(rows.shape)} do not fit {len(keys)} keys of table {self.spec.name!r} with "
+                f"width {self.spec.width}",
+                field=field,
+            )
 
     def _admit(self, keys: Keys) -> NDArray[np.bool_]:
         if self._seen is None:
