@@ -130,6 +130,31 @@ def test_rows_in_use_move_to_memory_and_are_hit_there() -> None:
     assert (table.num_hits - 100, table.num_misses - 900) == (5 + 9 * 50, 45)
 
 
+@pytest.mark.parametrize("pushes_per_tick", [2, 1_000])
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sets(st.integers(0, 119), min_size=1, max_size=64), max_size=5), st.integers(0, 2**32))
+def test_no_row_in_the_file_has_a_later_gradient_than_one_in_memory(
+    pushes_per_tick: int, batches: list[set[int]], seed: int
+) -> None:
+    """In large batches, and in small ones, for which the rows that leave memory were noted some pushes ago."""
+    table = Table(TableSpec(name="t", width=WIDTH, max_rows=120, memory_rows=64), bytearray)
+    generator = np.random.default_rng(seed)
+    first = [range(start, start + 10) for start in range(0, 120, 10)]
+    small = [generator.choice(120, generator.integers(1, 4), replace=False) for _ in range(60)]
+    for number, batch in enumerate([*first, *batches, *small]):
+        keys = keys_of(*sorted(map(int, batch)))
+        table.push(keys, np.ones((len(keys), WIDTH), np.float32), 1 + number // pushes_per_tick)
+
+        parts = table.snapshot().parts
+        if "file" in parts:
+            in_memory, in_file = (parts[name].versions[parts[name].used == 1] for name in ("memory", "file"))
+            assert len(in_memory) == 64
+            assert in_memory.min() >= in_file.max()
+        num_misses = table.num_misses
+        table.pull(keys)
+        assert table.num_misses == num_misses
+
+
 def test_a_pull_moves_no_row_and_absent_rows_are_no_misses() -> None:
     table = Table(TableSpec(name="t", width=WIDTH, max_rows=10, memory_rows=2), bytearray)
     table.push(np.arange(4, dtype=np.uint64), np.ones((4, WIDTH), np.float32), 1)

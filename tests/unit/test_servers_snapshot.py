@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from test_servers_table import WIDTH, TableMachine, bits, keys_of, without_kernels
 
 from strata.errors import InvalidArgument, LimitExceeded
@@ -34,14 +34,25 @@ def copy_of(snapshot: Snapshot) -> Snapshot:
 
 
 class Saver:
-    """Saves as an incremental checkpoint does: all slots first, and then those that changed."""
+    """Saves as an incremental checkpoint does: all slots of a table first, and then those that changed."""
 
     def __init__(self) -> None:
         self.saved: Snapshot | None = None
         self.mark = 0
         self.num_written = 0
+        self._table: Table | None = None
 
-    def save(self, table: Table) -> None:
+    def save(self, table: Table) -> Snapshot:
+        """Return what is saved, after a comparison with the table."""
+        if table is not self._table:
+            self.saved, self.mark, self._table = None, 0, table
+        self._save(table)
+        assert self.saved is not None
+        for old, new in zip(self.saved, table.snapshot(), strict=True):
+            assert [array.tobytes() for array in old] == [array.tobytes() for array in new]
+        return self.saved
+
+    def _save(self, table: Table) -> None:
         dirty = table.dirty_slots(self.mark)
         snapshot = table.snapshot()
         assert dirty.keys() == snapshot.parts.keys()
@@ -64,9 +75,11 @@ def shapes(snapshot: Snapshot) -> dict[str, list[Any]]:
 class SnapshotMachine(TableMachine):
     """A table that is saved by changed slots and loaded, against a dictionary of rows."""
 
-    @initialize()
-    def start(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.saver = Saver()
+        """Saves now and then, so that changes add up."""
+        self.saver_of_every_step = Saver()
 
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
@@ -77,47 +90,37 @@ class SnapshotMachine(TableMachine):
                 self.forget(key)
 
     @rule()
-    def save_and_load(self) -> None:
-        super().save_and_load()
-        self.saver = Saver()
-
-    @rule()
     def save_incrementally(self) -> None:
         self.saver.save(self.table)
-        assert self.saver.saved is not None
-        snapshot = self.table.snapshot()
-        for old, new in zip(self.saver.saved, snapshot, strict=True):
-            assert [array.tobytes() for array in old] == [array.tobytes() for array in new]
 
-    @rule()
-    def load_the_increments(self) -> None:
-        self.save_incrementally()
-        before, num_updates = bits(self.table), self.table.num_updates
-        self.table = self.new_table()
-        assert self.saver.saved is not None
-        self.table.load(Snapshot.of(self.saver.saved.tree()))
-        assert bits(self.table) == before
-        assert self.table.num_updates == num_updates
-        self.saver = Saver()
+    @rule(continues=st.booleans())
+    def load_the_increments(self, continues: bool) -> None:
+        restored = self.new_table()
+        restored.load(Snapshot.of(self.saver.save(self.table).tree()))
+        assert bits(restored) == bits(self.table)
+        assert restored.num_updates == self.table.num_updates
+        if continues:
+            self.table = restored
 
-    @rule(servers=st.integers(1, 3))
-    def load_on_other_servers_and_back(self, servers: int) -> None:
-        before = bits(self.table)
+    @rule(servers=st.integers(1, 3), continues=st.booleans())
+    def load_on_other_servers_and_back(self, servers: int, continues: bool) -> None:
         placement = Placement.first([f"s{number}" for number in range(servers)])
         saved = copy_of(self.table.snapshot())
         others = [self.new_table() for _ in range(servers)]
         for number, other in enumerate(others):
             other.load(saved, lambda keys, number=number: placement.owners_of(keys) == number)
         assert sum(map(len, others)) == len(self.table)
-        self.table = self.new_table()
+        restored = self.new_table()
         for other in others:
-            self.table.load(copy_of(other.snapshot()))
-        assert bits(self.table) == before
-        self.saver = Saver()
+            restored.load(copy_of(other.snapshot()))
+        assert bits(restored) == bits(self.table)
+        if continues:
+            self.table = restored
 
     @invariant()
-    def slots_that_are_used_hold_the_rows(self) -> None:
-        keys = [key for part in self.table.snapshot() for key in part.keys[part.used == 1].tolist()]
+    def what_was_saved_holds_the_rows(self) -> None:
+        saved = self.saver_of_every_step.save(self.table)
+        keys = [key for part in saved for key in part.keys[part.used == 1].tolist()]
         assert sorted(keys) == sorted(self.rows)
 
 
@@ -146,11 +149,10 @@ def test_a_snapshot_of_a_growing_table_keeps_its_shape_and_its_slots() -> None:
     for step in range(1, 101):
         keys = np.arange(step * 20, step * 20 + 40, dtype=np.uint64)
         table.push(keys, np.full((40, WIDTH), step, np.float32), step)
-        saver.save(table)
-        assert saver.saved is not None
-        seen.add(str(shapes(saver.saved)))
+        saved = saver.save(table)
+        seen.add(str(shapes(saved)))
         restored = Table(table.spec)
-        restored.load(saver.saved)
+        restored.load(saved)
         assert bits(restored) == bits(table)
 
     assert len(table) == 2_020
