@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,16 @@ from strata.trainer.optimizer import ftrl
 
 WIDTH = 3
 KEYS = st.integers(0, 2**64 - 1)
+UNIFORM = [
+    [-0.46892163157463074, -0.8240464925765991],
+    [-0.2002270370721817, -0.1077856793999672],
+    [0.4114629626274109, 0.15236341953277588],
+]
+NORMAL = [
+    [0.7382809519767761, 0.07120321691036224, 0.19542931020259857],
+    [0.9097792506217957, -1.5477936267852783, 0.26841670274734497],
+    [-1.3283534049987793, -0.3252529501914978, 0.6257678270339966],
+]
 
 
 @pytest.fixture(params=["numpy", "numba"])
@@ -35,7 +46,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("find", "place", "sum_rows", "sgd", "adagrad", "adagrad_rows", "adam", "ftrl"):
+    for name in native.KERNELS:
         monkeypatch.setattr(native, name, None)
 
 
@@ -119,6 +130,14 @@ def test_an_index_that_is_full_adds_nothing() -> None:
     assert index.find(keys_of(3, 4)).tolist() == [ABSENT, ABSENT]
 
 
+@pytest.mark.parametrize("batch", [524_289, 60_000, 300_000])
+def test_an_index_takes_at_most_25_bytes_per_row(batch: int) -> None:
+    index = KeyIndex(2_000_000)
+    for start in range(0, 1_200_000, batch):
+        index.add(np.arange(start, start + batch, dtype=np.uint64))
+        assert index.num_bytes <= 25.1 * len(index)
+
+
 # -- initial values ----------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +165,57 @@ def test_initial_values_have_the_distribution_that_was_asked_for() -> None:
     assert 0.499 < uniform.max() <= 0.5
     assert abs(uniform.mean()) < 0.01
     assert not np.array_equal(normal, Initial(kind="normal", scale=0.5, seed=1).values(keys, 8))
+
+
+@pytest.mark.parametrize("quantile", [-3, -2, -1, 0, 0.5, 1.5, 2.5, 3.5])
+@pytest.mark.usefixtures("kernels")
+def test_normal_values_have_the_quantiles_of_the_normal_distribution(quantile: float) -> None:
+    values = Initial(kind="normal", scale=1.0, seed=9).values(np.arange(60_000, dtype=np.uint64), 33)
+    expected = 0.5 * math.erfc(-quantile / math.sqrt(2))
+
+    for column in (values, values[:, ::2], values[:, 1::2]):
+        spread = math.sqrt(expected * (1 - expected) / column.size)
+        assert abs((column <= quantile).mean() - expected) < 4 * spread
+
+
+def test_the_polynomials_of_normal_values_are_close_to_the_functions_that_they_stand_for() -> None:
+    angles = np.linspace(-math.pi / 2, math.pi / 2, 10_001)
+    mantissas = np.linspace(math.sqrt(0.5), math.sqrt(2), 10_001)[:-1]
+
+    assert abs(native.sine(angles) - np.sin(angles)).max() < 1e-10
+    assert abs(native.cosine(angles) - np.cos(angles)).max() < 1e-10
+    for power in (-33, -2, -1):
+        expected = np.sqrt(-2 * (np.log(mantissas) + power * math.log(2)))
+        assert abs(native.radius(mantissas, power, 1.0) - expected).max() < 1e-9
+
+
+@pytest.mark.skipif(native.find is None, reason="numba is not installed")
+@given(
+    st.lists(KEYS, max_size=20),
+    st.sampled_from(["uniform", "normal", "zeros"]),
+    st.integers(0, 2**63),
+    st.floats(0, 10),
+    st.integers(1, 65),
+)
+def test_initial_values_have_the_same_bits_with_numba_and_numpy(
+    keys: list[int], kind: Any, seed: int, scale: float, width: int
+) -> None:
+    initial = Initial(kind=kind, seed=seed, scale=scale)
+    many = np.concatenate([keys_of(*keys), np.arange(seed % 1_000, seed % 1_000 + 100, dtype=np.uint64)])
+    compiled = initial.values(many, width)
+
+    with pytest.MonkeyPatch.context() as patched:
+        without_kernels(patched)
+        assert initial.values(many, width).tobytes() == compiled.tobytes()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_initial_values_of_known_keys_never_change() -> None:
+    """Checkpoints do not store the values of rows without a gradient."""
+    keys = keys_of(0, 1, 2**64 - 1)
+
+    assert Initial(kind="uniform", scale=1.0, seed=3).values(keys, 2).tolist() == UNIFORM
+    assert Initial(kind="normal", scale=1.0, seed=3).values(keys, 3).tolist() == NORMAL
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
@@ -230,11 +300,14 @@ class TableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = Table(self.spec)
+        self.table = self.new_table()
         self.rows: dict[int, np.ndarray[Any, Any]] = {}
         self.versions: dict[int, int] = {}
         self.counts: dict[int, int] = {}
         self.clock = 0
+
+    def new_table(self) -> Table:
+        return Table(self.spec)
 
     def initial(self, key: int) -> Any:
         return self.spec.initial.values(keys_of(key), WIDTH)[0]
@@ -278,7 +351,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule()
     def save_and_load(self) -> None:
         saved = self.table.rows()
-        self.table = Table(self.spec)
+        self.table = self.new_table()
         self.table.put(saved)
 
     @invariant()
@@ -335,16 +408,54 @@ def test_gradients_whose_sum_overflows_are_finite() -> None:
     assert table.push(keys_of(1, 2, 3, 4), largest, 1) == 4
 
 
-def test_gradients_of_another_shape_are_refused() -> None:
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_gradients_of_another_shape_are_refused(is_checked: bool) -> None:
     table = Table(TableSpec(name="t", width=WIDTH))
     with pytest.raises(InvalidArgument, match=r"\[2, 4\] do not fit 2 keys of table 't' with width 3"):
-        table.push(keys_of(1, 2), np.ones((2, 4), np.float32), 1)
+        table.push(keys_of(1, 2), np.ones((2, 4), np.float32), 1, is_checked=is_checked)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shape", [(1, WIDTH), (2, WIDTH - 1), (3, WIDTH)])
+def test_a_pull_refuses_room_of_another_shape(shape: tuple[int, int]) -> None:
+    table = Table(TableSpec(name="t", width=WIDTH))
+    table.push(keys_of(1, 2), np.ones((2, WIDTH), np.float32), 1)
+    with pytest.raises(InvalidArgument, match="do not fit 2 keys"):
+        table.pull(keys_of(1, 2), np.empty(shape, np.float32))
 
 
 def test_reserved_rows_take_no_memory_until_they_are_used() -> None:
     table = Table(TableSpec(name="t", width=64, max_rows=100_000_000, optimizer=RowWiseAdagrad()))
     table.push(np.arange(1_000, dtype=np.uint64), np.ones((1_000, 64), np.float32), 1)
     assert table.num_bytes < 1_000 * table.spec.row_bytes * 1.15
+
+
+@pytest.mark.parametrize("optimizer", [RowWiseAdagrad(), LazyAdam()])
+def test_a_million_rows_take_at_most_15_percent_more_than_weights_and_state(optimizer: Any) -> None:
+    num, width = 1_000_000, 64
+    table = Table(TableSpec(name="t", width=width, optimizer=optimizer, initial=Initial(kind="zeros"), max_rows=num))
+    gradients = np.zeros((50_000, width), np.float32)
+    for start in range(0, num, len(gradients)):
+        table.push(np.arange(start, start + len(gradients), dtype=np.uint64), gradients, 1)
+
+    assert table.num_bytes <= 1.15 * 4 * num * (width + optimizer.state_width(width))
+    assert table.num_bytes <= num * table.spec.row_bytes
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 64])
+def test_a_pull_mixes_rows_and_initial_values_at_any_width(width: int) -> None:
+    table = Table(TableSpec(name="t", width=width))
+    keys = np.arange(100, dtype=np.uint64)
+    table.push(keys[::2], np.ones((50, width), np.float32), 1)
+    expected = table.spec.initial.values(keys, width)
+    expected[::2] -= np.float32(0.01)
+
+    room = np.full((100, width), np.nan, np.float32)
+    assert table.pull(keys, room) is room
+    assert room.tolist() == expected.tolist()
+    assert table.pull(keys[:0]).shape == (0, width)
 
 
 @given(st.lists(st.sets(KEYS, max_size=20), max_size=10))

@@ -1,11 +1,12 @@
 """`KeyIndex`: finds the slot of a key, by open addressing.
 
-A cell holds a slot, not a key; the key of a slot is stored once, beside the rows. With at most three fifths of the
-cells in use, this takes less than 16 bytes per row, keys included, at any size.
+A cell holds a slot, not a key; the key of a slot is stored once, beside the rows. With between a quarter and three
+fifths of the cells in use, this takes between 16 and 25 bytes per row, keys included.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,22 +29,26 @@ _REMOVED = -2
 _FEWEST_CELLS = 1_024
 _FULLEST = 0.6
 """Fraction of cells in use above which the cells are built anew."""
-_AFTER_BUILD = 0.35
+_AFTER_BUILD = 0.5
+"""Fraction of cells that may be in use after that; at least half as much is."""
 MAX_ROWS = 2**31 - 1
 
 
 class KeyIndex:
-    """Keys and their slots. Slots are dense: removed ones are used again first."""
+    """Keys and their slots. Slots are dense: removed ones are used again first, the lowest before the others."""
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.keys: Keys = reserve((max_rows,), np.uint64)
         """By slot."""
+        self.used: NDArray[np.uint8] = reserve((max_rows,), np.uint8)
+        """By slot: 1 for a row, 0 for none."""
         self._cells = np.full(_FEWEST_CELLS, _EMPTY, np.int32)
         self._num_cells_used = 0
         self._num_slots = 0
         """Slots ever used: those of rows, and the free ones."""
         self._free = np.empty(0, np.int32)
+        """Slots of removed rows, descending."""
 
     def __len__(self) -> int:
         return self._num_slots - len(self._free)
@@ -55,7 +60,7 @@ class KeyIndex:
 
     @property
     def num_bytes(self) -> int:
-        return self._cells.nbytes + self._num_slots * self.keys.itemsize + self._free.nbytes
+        return self._cells.nbytes + self._num_slots * (self.keys.itemsize + 1) + self._free.nbytes
 
     def find(self, keys: Keys) -> Slots:
         """Return the slot of each key, or `ABSENT`."""
@@ -84,6 +89,7 @@ class KeyIndex:
         self._free = self._free[: len(self._free) - num_free].copy()
         self._num_slots += num - num_free
         self.keys[slots] = keys
+        self.used[slots] = 1
         if self._num_cells_used + num > _FULLEST * len(self._cells):
             self._rebuild()
         else:
@@ -93,13 +99,19 @@ class KeyIndex:
     def remove(self, slots: Slots) -> None:
         """Free the slots of present rows."""
         self._cells[_cells_of(self._cells, self.keys, slots)] = _REMOVED
-        self._free = np.concatenate([self._free, slots])
+        self.used[slots] = 0
+        self._free = np.sort(np.concatenate([self._free, slots]))[::-1]
+
+    def swap(self, first: Slots, second: Slots) -> None:
+        """Exchange the slots of rows, in pairs. All must be present and differ."""
+        slots, places = np.concatenate([first, second]), np.concatenate([second, first])
+        cells, keys = _cells_of(self._cells, self.keys, slots), self.keys[slots]
+        self._cells[cells] = places
+        self.keys[places] = keys
 
     def slots(self) -> Slots:
         """Return the slots of all rows, ascending."""
-        is_used = np.ones(self._num_slots, np.bool_)
-        is_used[self._free] = False
-        return np.flatnonzero(is_used).astype(np.int32)
+        return np.flatnonzero(self.used[: self._num_slots]).astype(np.int32)
 
     def _place(self, slots: Slots) -> None:
         if native.place is not None:
@@ -109,7 +121,7 @@ class KeyIndex:
         self._num_cells_used += len(slots)
 
     def _rebuild(self) -> None:
-        num_cells = max(_FEWEST_CELLS, 1 << int(len(self) / _AFTER_BUILD).bit_length())
+        num_cells = max(_FEWEST_CELLS, 1 << (math.ceil(len(self) / _AFTER_BUILD) - 1).bit_length())
         self._cells = np.full(num_cells, _EMPTY, np.int32)
         self._num_cells_used = 0
         self._place(self.slots())

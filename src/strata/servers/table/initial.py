@@ -1,26 +1,31 @@
 """Initial values of rows: a function of seed, key and column alone.
 
 A row starts with the same values whenever it is first seen, whichever server owns it, and again after an eviction.
-The generator is counter-based: splitmix64 over (seed, key, column).
+The generator is counter-based: splitmix64 over (seed, key, column). Normal values come from it in pairs, by Box-Muller
+with the polynomials of `native`: libraries round logarithms and sines differently, sums and products are the same on
+every machine.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from strata.errors import InvalidArgument
+from strata.servers.table import native
 from strata.splitmix import GOLDEN, mix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strata.servers.table.keys import Keys
+    from strata.servers.table.optimizers import Rows
 
-_UNIT = 2.0**-53
+_BLOCK = 1_024
+"""Rows that numpy computes at a time, so that its temporary arrays stay in the cache."""
 _ONE_OF = ("uniform", "normal", "zeros")
 
 
@@ -39,20 +44,45 @@ class Initial:
         if not (math.isfinite(self.scale) and self.scale >= 0):
             raise InvalidArgument(f"scale={self.scale!r} is not a number from 0", field="scale")
 
-    def values(self, keys: Keys, width: int) -> NDArray[np.float32]:
+    def values(self, keys: Keys, width: int) -> Rows:
         """Return the initial rows of these keys."""
-        if self.kind == "zeros" or not len(keys):
-            return np.zeros((len(keys), width), np.float32)
-        if self.kind == "uniform":
-            drawn = (self._fractions(keys, width, stream=0) * 2.0 - 1.0) * self.scale
-        else:  # Box-Muller
-            radius = np.sqrt(-2.0 * np.log1p(-self._fractions(keys, width, stream=0)))
-            drawn = radius * np.cos(2.0 * math.pi * self._fractions(keys, width, stream=1)) * self.scale
-        return drawn.astype(np.float32)
+        rows = np.empty((len(keys), width), np.float32)
+        self.fill(keys, rows, np.arange(len(keys)))
+        return rows
 
-    def _fractions(self, keys: Keys, width: int, *, stream: int) -> NDArray[np.float64]:
-        """Return numbers in [0, 1)."""
-        of_key = mix(mix(keys) ^ np.uint64((self.seed * int(GOLDEN) + stream) & 0xFFFF_FFFF_FFFF_FFFF))
-        counters = of_key[:, None] + np.arange(width, dtype=np.uint64) * GOLDEN
-        fractions: NDArray[np.float64] = (mix(counters) >> np.uint64(11)).astype(np.float64) * _UNIT
-        return fractions
+    def fill(self, keys: Keys, rows: Rows, at: NDArray[np.integer[Any]]) -> None:
+        """Write the initial row of each key into `rows`, at the positions `at`."""
+        if self.kind == "zeros":
+            rows[at] = 0
+            return
+        is_normal = self.kind == "normal"
+        word = np.uint64((self.seed * int(GOLDEN) + is_normal) & 0xFFFF_FFFF_FFFF_FFFF)
+        compiled = native.fill_normal if is_normal else native.fill_uniform
+        if compiled is not None:
+            compiled(keys, word, self.scale, rows, at)
+            return
+        compute = _normal if is_normal else _uniform
+        for start in range(0, len(keys), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            rows[at[block]] = compute(mix(mix(keys[block]) ^ word), rows.shape[1], self.scale)
+
+
+def _hashes(of_key: Keys, num: int) -> Keys:
+    return mix(of_key[:, None] + np.arange(num, dtype=np.uint64) * GOLDEN)
+
+
+def _uniform(of_key: Keys, width: int, scale: float) -> NDArray[np.float64]:
+    fractions = (_hashes(of_key, width) >> np.uint64(11)).astype(np.float64) * native.UNIT_53
+    values: NDArray[np.float64] = (fractions * 2.0 - 1.0) * scale
+    return values
+
+
+def _normal(of_key: Keys, width: int, scale: float) -> NDArray[np.float64]:
+    hashes = _hashes(of_key, -(-width // 2))
+    bits = native.fraction(hashes >> np.uint64(32)).view(np.int64)
+    powers = (bits - native.ROOT_HALF) >> 52
+    radii = native.radius((bits - (powers << 52)).view(np.float64), powers, scale)
+    angles = native.angle(hashes & np.uint64(0x7FFF_FFFF))
+    signs = native.sign((hashes >> np.uint64(31)) & np.uint64(1))
+    pairs = np.stack([radii * native.sine(angles), radii * native.cosine(angles) * signs], axis=-1)
+    return pairs.reshape(len(of_key), -1)[:, :width]

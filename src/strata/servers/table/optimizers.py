@@ -34,8 +34,8 @@ class RowOptimizer(Protocol):
         """Return how many float32 numbers of state a row of `width` weights has."""
         ...
 
-    def fill_state(self, weights: Rows, state: Rows) -> None:
-        """Write the initial state of new rows."""
+    def fill_state(self, weights: Rows, state: Rows, slots: Slots) -> None:
+        """Write the initial state of new rows, whose weights are written."""
         ...
 
     def update(self, weights: Rows, state: Rows, slots: Slots, gradients: Rows, step: int) -> None:
@@ -54,7 +54,7 @@ class SGD:
         del width
         return 0
 
-    def fill_state(self, weights: Rows, state: Rows) -> None:
+    def fill_state(self, weights: Rows, state: Rows, slots: Slots) -> None:
         """Do nothing: there is none."""
 
     def update(self, weights: Rows, state: Rows, slots: Slots, gradients: Rows, step: int) -> None:
@@ -79,9 +79,9 @@ class Adagrad:
     def state_width(self, width: int) -> int:
         return width
 
-    def fill_state(self, weights: Rows, state: Rows) -> None:
+    def fill_state(self, weights: Rows, state: Rows, slots: Slots) -> None:
         del weights
-        state[...] = self.initial_accumulator_value
+        state[slots] = self.initial_accumulator_value
 
     def update(self, weights: Rows, state: Rows, slots: Slots, gradients: Rows, step: int) -> None:
         lr, eps = np.float32(self.lr / (1 + (step - 1) * self.lr_decay)), np.float32(self.eps)
@@ -108,9 +108,9 @@ class RowWiseAdagrad:
         del width
         return 1
 
-    def fill_state(self, weights: Rows, state: Rows) -> None:
+    def fill_state(self, weights: Rows, state: Rows, slots: Slots) -> None:
         del weights
-        state[...] = self.initial_accumulator_value
+        state[slots] = self.initial_accumulator_value
 
     def update(self, weights: Rows, state: Rows, slots: Slots, gradients: Rows, step: int) -> None:
         del step
@@ -139,9 +139,9 @@ class LazyAdam:
     def state_width(self, width: int) -> int:
         return 2 * width
 
-    def fill_state(self, weights: Rows, state: Rows) -> None:
+    def fill_state(self, weights: Rows, state: Rows, slots: Slots) -> None:
         del weights
-        state[...] = 0
+        state[slots] = 0
 
     def update(self, weights: Rows, state: Rows, slots: Slots, gradients: Rows, step: int) -> None:
         beta1, beta2 = self.betas
@@ -179,10 +179,10 @@ class FTRL:
     def state_width(self, width: int) -> int:
         return 2 * width
 
-    def fill_state(self, weights: Rows, state: Rows) -> None:
+    def fill_state(self, weights: Rows, state: Rows, slots: Slots) -> None:
         width = weights.shape[1]
-        state[:, :width] = 0
-        state[:, width:] = np.sign(weights) * np.float32(self.l1)
+        state[slots, :width] = 0
+        state[slots, width:] = np.sign(weights[slots]) * np.float32(self.l1)
 
     def update(self, weights: Rows, state: Rows, slots: Slots, gradients: Rows, step: int) -> None:
         del step

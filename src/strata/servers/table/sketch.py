@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strata.errors import InvalidArgument
 from strata.splitmix import GOLDEN, mix
 
 if TYPE_CHECKING:
@@ -43,8 +44,21 @@ class CountSketch:
             np.minimum(least, raised, out=least)
         return least
 
-    def state(self) -> NDArray[np.uint8]:
+    @property
+    def cells(self) -> NDArray[np.uint8]:
         return self._cells
 
-    def load(self, cells: NDArray[np.uint8]) -> None:
-        self._cells[...] = cells
+    def merge(self, cells: NDArray[np.uint8]) -> None:
+        """Take over the counts of another sketch.
+
+        A key is counted by the server that owns it, so the larger count of two servers is not too low.
+
+        Raises:
+            InvalidArgument: It has another size.
+        """
+        if cells.shape != self._cells.shape:
+            raise InvalidArgument(
+                f"a sketch of shape {list(cells.shape)} does not fit one of shape {list(self._cells.shape)}",
+                field="cells",
+            )
+        np.maximum(self._cells, cells, out=self._cells)
