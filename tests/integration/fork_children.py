@@ -113,6 +113,27 @@ def client() -> Iterator[Case]:
 
 
 @contextlib.contextmanager
+def async_client() -> Iterator[Case]:
+    with EmbeddedCoordinator() as coordinator:
+        runner = asyncio.Runner()  # not in a `with` block: a child that unwinds it would use its parent's event loop
+        found = strata.AsyncCoordinatorClient(coordinator.address)
+        runner.run(found.connect())
+        worker = runner.run(found.register_worker("w"))
+
+        def in_child() -> None:
+            refused(
+                lambda: asyncio.run(found.list_jobs()),
+                lambda: asyncio.run(worker.heartbeat()),
+                lambda: asyncio.run(strata.AsyncCoordinatorClient(coordinator.address).connect()),
+            )
+            asyncio.run(found.close())
+
+        yield in_child, lambda: runner.run(worker.heartbeat())
+        runner.run(found.close())
+        runner.close()
+
+
+@contextlib.contextmanager
 def context() -> Iterator[Case]:
     with strata.init(checkpoints="ck", every=1) as ctx:
         ctx.maybe_checkpoint(STATE)
