@@ -134,6 +134,19 @@ def async_client() -> Iterator[Case]:
 
 
 @contextlib.contextmanager
+def orchestrator() -> Iterator[Case]:
+    with strata.TrainingOrchestrator() as found:
+        found.register_worker("w")
+        found.save(STATE, step=1).wait()
+
+        def in_child() -> None:
+            refused(found.heartbeat, lambda: found.save(STATE, step=2))
+            found.close()
+
+        yield in_child, found.heartbeat
+
+
+@contextlib.contextmanager
 def context() -> Iterator[Case]:
     with strata.init(checkpoints="ck", every=1) as ctx:
         ctx.maybe_checkpoint(STATE)

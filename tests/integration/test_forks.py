@@ -16,7 +16,7 @@ CHILDREN = Path(__file__).parent / "fork_children.py"
 @pytest.mark.parametrize(
     "name",
     [
-        *("manager", "thread_manager", "async_manager", "registry", "client", "async_client"),
+        *("manager", "thread_manager", "async_manager", "registry", "client", "async_client", "orchestrator"),
         *("context", "loader", "process_loader", "scratch", "dataloader_after_a_save"),
     ],
 )
