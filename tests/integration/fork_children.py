@@ -202,6 +202,36 @@ def unchanged(rows: Any) -> Any:
 
 
 @contextlib.contextmanager
+def map_loader() -> Iterator[Case]:
+    with strata.init() as ctx:
+        found = ctx.dataloader(range(NUM_ROWS), batch_size=10)
+        batches = iter(found)
+        seen = next(batches).tolist()
+
+        def in_child() -> None:
+            assert list(batches)
+            ctx.close()
+
+        yield in_child, lambda: seen.extend(next(batches).tolist())
+        seen += [row for batch in batches for row in batch.tolist()]
+        assert sorted(seen) == list(range(NUM_ROWS))
+
+
+@contextlib.contextmanager
+def trainer() -> Iterator[Case]:
+    import torch
+
+    x = torch.ones(64, 2)
+    found = strata.Trainer(module=torch.nn.Linear(2, 1), loss=torch.nn.MSELoss(), optimizer=torch.optim.SGD)
+
+    def fit() -> None:
+        found.fit((x, x[:, :1]), epochs=1, batch_size=16)
+
+    fit()
+    yield fit, fit
+
+
+@contextlib.contextmanager
 def scratch() -> Iterator[Case]:
     """A directory, and the lock that keeps others from removing it."""
     with Scratch("strata-forked-", Path.cwd()) as found:
