@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -259,6 +260,7 @@ def run_all(cases: list[str]) -> str:
     """Fork a child for every case, all at once; return the case in each child, and never in the parent."""
     if any("loader" in case for case in cases):
         import torch.utils.data  # noqa: F401 - once, and not in every child
+    gc.freeze()  # each child would go through all that is imported when it exits
     children = {}
     for number, case in enumerate(cases):
         pid = os.fork()
