@@ -6,8 +6,10 @@ of this file and exits like any script, through the whole shutdown of the interp
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
+import gc
 import json
 import multiprocessing
 import os
@@ -104,6 +106,26 @@ def client() -> tuple[Any, Callable[[], object]]:
     return found, found.list_jobs
 
 
+def async_client() -> tuple[Any, Callable[[], object]]:
+    """A client that is not closed when its event loop ends."""
+    server = EmbeddedCoordinator().start()
+
+    async def connect() -> strata.AsyncCoordinatorClient:
+        found = strata.AsyncCoordinatorClient(server.address)
+        await found.connect()
+        await found.register_worker("w")
+        return found
+
+    return (asyncio.run(connect()), server), lambda: None
+
+
+def orchestrator() -> tuple[Any, Callable[[], object]]:
+    found = strata.TrainingOrchestrator()
+    found.register_worker("w")
+    found.save(STATE, step=1)
+    return found, found.heartbeat
+
+
 def coordinator() -> tuple[Any, Callable[[], object]]:
     found = EmbeddedCoordinator().start()
     return found, lambda: None
@@ -119,6 +141,16 @@ def thread_manager() -> tuple[Any, Callable[[], object]]:
     return manager(saver="thread")
 
 
+def async_manager() -> tuple[Any, Callable[[], object]]:
+    found = strata.AsyncCheckpointManager("ck")
+
+    async def save() -> None:
+        await found.save(STATE, step=1)
+
+    asyncio.run(save())
+    return found, lambda: None
+
+
 def loader(**arguments: Any) -> tuple[Any, Callable[[], object]]:
     if not Path("rows.parquet").exists():
         pq.write_table(pa.table({"id": np.arange(1_000)}), "rows.parquet", row_group_size=10)
@@ -128,6 +160,13 @@ def loader(**arguments: Any) -> tuple[Any, Callable[[], object]]:
     batches = iter(loader)
     next(batches)
     return (loader, batches), loader.state_dict
+
+
+def map_loader() -> tuple[Any, Callable[[], object]]:
+    ctx, use = bare_context()
+    batches = iter(ctx.dataloader(range(100), batch_size=10, num_workers=1))
+    next(batches)
+    return (ctx, batches), use
 
 
 # -- endings -----------------------------------------------------------------------------------------------------------
@@ -219,8 +258,9 @@ def begin(case: str, directory: str) -> None:
 
 def run_all(cases: list[str]) -> str:
     """Fork a child for every case, all at once; return the case in each child, and never in the parent."""
-    if any(case.startswith("loader") for case in cases):
-        import torch  # noqa: F401 - once, and not in every child
+    if any("loader" in case for case in cases):
+        import torch.utils.data  # noqa: F401 - once, and not in every child
+    gc.freeze()  # each child would go through all that is imported when it exits
     children = {}
     for number, case in enumerate(cases):
         pid = os.fork()

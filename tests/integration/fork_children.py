@@ -113,6 +113,40 @@ def client() -> Iterator[Case]:
 
 
 @contextlib.contextmanager
+def async_client() -> Iterator[Case]:
+    with EmbeddedCoordinator() as coordinator:
+        runner = asyncio.Runner()  # not in a `with` block: a child that unwinds it would use its parent's event loop
+        found = strata.AsyncCoordinatorClient(coordinator.address)
+        runner.run(found.connect())
+        worker = runner.run(found.register_worker("w"))
+
+        def in_child() -> None:
+            refused(
+                lambda: asyncio.run(found.list_jobs()),
+                lambda: asyncio.run(worker.heartbeat()),
+                lambda: asyncio.run(strata.AsyncCoordinatorClient(coordinator.address).connect()),
+            )
+            asyncio.run(found.close())
+
+        yield in_child, lambda: runner.run(worker.heartbeat())
+        runner.run(found.close())
+        runner.close()
+
+
+@contextlib.contextmanager
+def orchestrator() -> Iterator[Case]:
+    with strata.TrainingOrchestrator() as found:
+        found.register_worker("w")
+        found.save(STATE, step=1).wait()
+
+        def in_child() -> None:
+            refused(found.heartbeat, lambda: found.save(STATE, step=2))
+            found.close()
+
+        yield in_child, found.heartbeat
+
+
+@contextlib.contextmanager
 def context() -> Iterator[Case]:
     with strata.init(checkpoints="ck", every=1) as ctx:
         ctx.maybe_checkpoint(STATE)
@@ -165,6 +199,36 @@ def process_loader() -> contextlib.AbstractContextManager[Case]:
 
 def unchanged(rows: Any) -> Any:
     return rows
+
+
+@contextlib.contextmanager
+def map_loader() -> Iterator[Case]:
+    with strata.init() as ctx:
+        found = ctx.dataloader(range(NUM_ROWS), batch_size=10)
+        batches = iter(found)
+        seen = next(batches).tolist()
+
+        def in_child() -> None:
+            assert list(batches)
+            ctx.close()
+
+        yield in_child, lambda: seen.extend(next(batches).tolist())
+        seen += [row for batch in batches for row in batch.tolist()]
+        assert sorted(seen) == list(range(NUM_ROWS))
+
+
+@contextlib.contextmanager
+def trainer() -> Iterator[Case]:
+    import torch
+
+    x = torch.ones(64, 2)
+    found = strata.Trainer(module=torch.nn.Linear(2, 1), loss=torch.nn.MSELoss(), optimizer=torch.optim.SGD)
+
+    def fit() -> None:
+        found.fit((x, x[:, :1]), epochs=1, batch_size=16)
+
+    fit()
+    yield fit, fit
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from strata import cli
 from strata.doctor import Check, Status, disks, examine, is_healthy, machine, software
 from strata.storage import files
 
@@ -303,6 +304,23 @@ def test_only_a_missing_essential_makes_a_machine_unhealthy() -> None:
 
     assert is_healthy([optional, shaky])
     assert not is_healthy([optional, shaky, needed])
+
+
+def test_doctor_prints_only_missing_parts_that_are_not_essential_as_optional(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [
+        Check(name="a", status=Status.MISSING, detail="no device"),
+        Check(name="b", status=Status.WARNING, detail="slow"),
+        Check(name="c", status=Status.OK, detail="fast"),
+        Check(name="d", status=Status.MISSING, detail="too old", essential=True),
+    ]
+    monkeypatch.setattr("strata.cli.doctor.examine", lambda path: checks)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor"])
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert (ended.value.code, lines[1:]) == (1, ["– a optional: no device", "! b slow", "✓ c fast", "✗ d too old"])
 
 
 def test_examine_reports_every_check_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from strata.clock import SystemClock
 from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import ConfigError, RunFailed, StaleIncarnation, UnknownWorker
+from strata.lifecycle import Home
 from strata.train import function as remote_function
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class TrainingOrchestrator:
         self._worker: Worker | None = None
         self._manager: CheckpointManager | None = None
         self._manager_generation = 0
+        self._home = Home()
 
     def connect(self) -> Self:
         """Connect now. Other calls connect automatically.
@@ -100,7 +102,9 @@ class TrainingOrchestrator:
         return self
 
     def close(self) -> None:
-        """Wait for the last save, leave the job and disconnect."""
+        """Wait for the last save, leave the job and disconnect. Does nothing in a forked child."""
+        if not self._home.is_here:
+            return
         try:
             if self._manager is not None:
                 self._manager.close()

@@ -15,6 +15,7 @@ from strata.coordinator.client._worker import OUT, AsyncWorker
 from strata.coordinator.state import views
 from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import CoordinatorUnavailable, InvalidArgument, StrataError
+from strata.lifecycle import Home
 from strata.transport import forks
 from strata.transport.addresses import parse_addresses
 from strata.transport.credentials import ClientSecurity
@@ -54,6 +55,7 @@ class AsyncCoordinatorClient:
         self.security = security or ClientSecurity()
         self._workers: dict[tuple[str, str], AsyncWorker] = {}
         self._link: SessionLink | None = None
+        self._home = Home()
         self._beater: asyncio.Task[None] | None = None
         self._beat_now = asyncio.Event()
         self._watches: dict[str, asyncio.Event] = {}
@@ -77,10 +79,16 @@ class AsyncCoordinatorClient:
         )
         await link.open()
         self._link = link
+        self._home = Home()
         self._beater = asyncio.create_task(self._beat_forever(), name="strata-heartbeats")
 
     async def close(self) -> None:
-        """Close the session. Workers that did not deregister are declared dead shortly afterwards."""
+        """Close the session. Workers that did not deregister are declared dead shortly afterwards.
+
+        Does nothing in a forked child: the session belongs to the parent.
+        """
+        if not self._home.is_here:
+            return
         if self._beater is not None:
             self._beater.cancel()
             await asyncio.gather(self._beater, return_exceptions=True)
@@ -98,6 +106,7 @@ class AsyncCoordinatorClient:
         """Make one call of the service, by its name in session frames."""
         if self._link is None:
             raise CoordinatorUnavailable("the client is not connected; use it in a `with` block or call connect()")
+        self._home.require("this coordinator client")
         return await self._link.call(field, request, timeout_s=timeout_s or self.config.call_timeout_s)
 
     # -- workers ---------------------------------------------------------------------------------------------------
