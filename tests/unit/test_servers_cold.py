@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +14,10 @@ from test_servers_snapshot import SnapshotMachine
 from test_servers_table import WIDTH, bits, keys_of, without_kernels
 
 from strata.errors import InvalidArgument, LimitExceeded
+from strata.servers.cold_file import ColdFiles
 from strata.servers.table import native
 from strata.servers.table.optimizers import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from strata.servers.table.table import Table, TableSpec
-
-
-class ColdFiles:
-    """Maps files without a name in a directory: they are gone when the process ends, however it ends."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def __call__(self, num_bytes: int) -> mmap.mmap:
-        """Return a mapping of a new file with as many zeros.
-
-        Raises:
-            LimitExceeded: The disk is too small. Space is reserved at once, since a full disk would end the process.
-        """
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._directory) as file:
-                os.posix_fallocate(file.fileno(), 0, num_bytes)
-                mapped = mmap.mmap(file.fileno(), num_bytes)
-        except OSError as error:
-            raise LimitExceeded(
-                f"a file of {num_bytes} bytes for the rows of a table cannot be created in {self._directory} "
-                f"({error.strerror}); lower max_rows, raise memory_rows, or use another directory",
-                field="memory_rows",
-            ) from error
-        mapped.madvise(mmap.MADV_RANDOM)  # rows lie anywhere: reading ahead would only evict others
-        return mapped
 
 
 @pytest.fixture(params=["numpy", "numba"])

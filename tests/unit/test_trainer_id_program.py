@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from strata.errors import InvalidArgument
 from strata.trainer.batches import Batch, Splitter
-from strata.trainer.models import DLRM, FM, FNN, LR, PNN, DCNv2, DeepFM, InBatchSoftmax, TwoTower, WideDeep, wide_deep
-from strata.trainer.models.embedding import FieldEmbedding, pool
+from strata.trainer.models import DLRM, FM, FNN, LR, PNN, DCNv2, DeepFM, InBatchSoftmax, TwoTower, WideDeep
 from strata.trainer.strategy import id_program, tables
 from strata.trainer.strategy.id_program import IdProgram, NotTraceable
-from strata.trainer.strategy.lookup import Lookup, StepRows
+from strata.trainer.strategy.lookup import Found as FoundRows
+from strata.trainer.strategy.lookup import StepRows
 
 Found = list[tuple[str, Tensor]]
 
@@ -35,9 +35,10 @@ class SeenIds(StepRows):
         self.seen: Found = []
         self.widths: dict[str, int] = {}
 
-    def rows_of(self, table: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def rows_of(self, table: str, ids: Tensor) -> FoundRows:
         self.seen.append((table, ids.clone()))
-        return torch.zeros(1, self.widths[table], requires_grad=True), torch.zeros_like(ids, dtype=torch.int64)
+        rows = torch.zeros(1, self.widths[table], requires_grad=True)
+        return FoundRows(rows, torch.zeros_like(ids, dtype=torch.int64), None)
 
 
 def moved(module: nn.Module) -> tuple[nn.Module, SeenIds]:
@@ -601,42 +602,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class FieldLookup(nn.Module):
-    """Pools the rows of a lookup as `FieldEmbedding` does."""
-
-    def __init__(self, table: FieldEmbedding, lookup: Lookup) -> None:
-        super().__init__()
-        self.num_sparse, self.bags, self.rows = table._num_sparse, table._bags, lookup
-
-    def forward(self, ids: Tensor) -> Tensor:
-        rows = self.rows(ids)
-        parts = [pool(rows[:, a:b], ids[:, a:b] != padding, how).unsqueeze(1) for a, b, padding, how in self.bags]
-        return torch.cat([rows[:, : self.num_sparse], *parts], dim=1)
-
-
-def with_lookups(module: nn.Module) -> SeenIds:
-    rows = SeenIds()
-    for name, each in list(module.named_modules()):
-        if isinstance(each, nn.Embedding):
-            rows.widths[name] = each.embedding_dim
-            lookup = Lookup(each, name, rows)
-            parent, _, attribute = name.rpartition(".")
-            is_field = isinstance(each, FieldEmbedding)
-            setattr(module.get_submodule(parent), attribute, FieldLookup(each, lookup) if is_field else lookup)
-    return rows
-
-
-@pytest.fixture
-def look_up_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_deep, "look_up", lambda table, found: table(found))
-
-
-@pytest.mark.usefixtures("look_up_by_call")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_reference_models_are_traceable(name: str, training: bool) -> None:
     module = MODELS[name]().train(training)
-    rows = with_lookups(module)
+    module, rows = moved(module)
     batches = [(random_batch(FIELDS, num_rows, seed=num_rows),) for num_rows in (8, 8, 5, 2)]
     program = check(module, *batches, rows=rows)
     assert len(rows.seen) == len(rows.widths) > 0
@@ -645,7 +615,7 @@ def test_reference_models_are_traceable(name: str, training: bool) -> None:
 
 def test_a_batch_that_a_reference_model_refuses_is_refused_alike() -> None:
     module = MODELS["DeepFM"]()
-    with_lookups(module)
+    module, _ = moved(module)
     program = IdProgram.of(module)
     batch = random_batch(FIELDS, 4)
     for wrong in (batch | {"sparse": batch["sparse"][:, :3]}, {name: batch[name] for name in batch if name != "tags"}):

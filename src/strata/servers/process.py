@@ -17,11 +17,12 @@ import numpy as np
 
 from strata.errors import StrataError
 from strata.scratch import Scratch
+from strata.servers.cold_file import ColdFiles
 from strata.servers.endpoint import TOPIC, Endpoint, Security, address_towards, node_of
 from strata.servers.placement import Placement
 from strata.servers.server import Server
 from strata.servers.state import ServerState
-from strata.servers.table.table import Saved
+from strata.servers.table.snapshot import Part, Saved, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,20 +73,24 @@ def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[
         StrataError: The workers are gone, or have not made a step in time.
         SystemExit: The run was asked to stop.
     """
-    num_workers = ctx.roles.num_workers
-    states = {
-        part.name: ServerState(part.tables, num_workers=num_workers, staleness=part.staleness, attempt=ctx.attempt)
-        for part in parts
-    }
-    tables = _Tables(ctx.roles, [table for state in states.values() for table in state.tables.values()])
-    progress = ctx.restore({SAVED: tables})
-    if progress.is_fresh:
-        tables.fill(values)
-    for state in states.values():
-        state.begin(ctx.step)
     notes: Notes = queue.SimpleQueue()
     with ExitStack() as stack:
         directory = stack.enter_context(Scratch(SCRATCH)).path
+        states = {
+            part.name: ServerState(
+                part.tables,
+                num_workers=ctx.roles.num_workers,
+                staleness=part.staleness,
+                attempt=ctx.attempt,
+                map_file=ColdFiles(directory),
+            )
+            for part in parts
+        }
+        tables = _Tables(ctx.roles, [table for state in states.values() for table in state.tables.values()])
+        if ctx.restore({SAVED: tables}).is_fresh:
+            tables.fill(values)
+        for state in states.values():
+            state.begin(ctx.step)
         is_alone = ctx.identity.num_nodes == 1
         host = "" if is_alone else address_towards(ctx.identity.master_addr)
         security = Security.create(directory, host)
@@ -118,7 +123,7 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
         if note is not None and note.kind == "save":
             for server in servers:
                 server.wait_for_step(note.step, STEP_TIMEOUT_S)
-            ctx.checkpoint({SAVED: tables.state_dict()}, step=note.step)
+            tables.save(ctx, note.step)
             for server in servers:
                 server.saved()
         elif note is not None and note.kind == "end":
@@ -149,6 +154,8 @@ class _Tables:
         self._tables = {table.spec.name: table for table in tables}
         self._placement = Placement.first(server_names(roles.num_servers))
         self._number = roles.server
+        self._marks = dict.fromkeys(self._tables, 0)
+        """Of the last snapshots."""
 
     def _is_own(self, keys: Keys) -> NDArray[np.bool_]:
         is_own: NDArray[np.bool_] = self._placement.owners_of(keys) == self._number
@@ -162,26 +169,30 @@ class _Tables:
                 own = np.flatnonzero(self._is_own(keys))
                 table.put(_fresh_rows(table, keys[own], values[name][own]))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            name: {**table.rows()._asdict(), "num_updates": table.num_updates} for name, table in self._tables.items()
+    def save(self, ctx: Context, step: int) -> None:
+        """Save the tables, and of those that were saved before only the rows that changed since."""
+        dirty = {
+            f"{SAVED}.{name}.parts.{part}.{field}": slots
+            for name, table in self._tables.items()
+            for part, slots in table.dirty_slots(self._marks[name]).items()
+            for field in Part._fields
+            if field != "state" or table.spec.optimizer.state_width(table.spec.width)
         }
+        snapshots = {name: table.snapshot() for name, table in self._tables.items()}
+        state = {SAVED: {name: snapshot.tree() for name, snapshot in snapshots.items()}}
+        ctx.checkpoint(state, step=step, checkpoint_type="INCREMENTAL", dirty=dirty)
+        self._marks = {name: snapshot.mark for name, snapshot in snapshots.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Add the rows that one server has saved and this one owns."""
         for name, table in self._tables.items():
-            saved = state.get(name)
-            if saved is None:
-                continue
-            rows: Saved = Saved._make(np.asarray(saved[field]) for field in Saved._fields)
-            own = np.flatnonzero(self._is_own(rows.keys))
-            table.put(rows if len(own) == len(rows.keys) else Saved._make(each[own] for each in rows))
-            table.num_updates = max(table.num_updates, int(saved["num_updates"]))
+            if name in state:
+                table.load(Snapshot.of(state[name]), keep=self._is_own)
 
 
 def _fresh_rows(table: Table, keys: Keys, weights: NDArray[np.float32]) -> Saved:
     optimizer, width = table.spec.optimizer, table.spec.width
     state = np.empty((len(keys), optimizer.state_width(width)), np.float32)
-    optimizer.fill_state(weights, state)
+    optimizer.fill_state(weights, state, np.arange(len(keys), dtype=np.int32))
     nothing = np.zeros(len(keys), np.uint32)
     return Saved(keys, weights, state, nothing, nothing)

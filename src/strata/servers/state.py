@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
+    from strata.servers.table.storage import MapFile
     from strata.servers.table.table import TableSpec
 
     Answer = Callable[[dict[str, Rows]], None]
@@ -54,9 +55,14 @@ class ServerState:
         staleness: int | None,
         attempt: int = 0,
         start: int = 0,
+        map_file: MapFile | None = None,
     ) -> None:
-        """`start`: the step of the checkpoint from which all workers continue."""
-        self.tables = {spec.name: Table(spec) for spec in specs}
+        """
+        Args:
+            start: The step of the checkpoint from which all workers continue.
+            map_file: For tables of which only some rows are in memory; see `Table`.
+        """
+        self.tables = {spec.name: Table(spec, map_file) for spec in specs}
         self.clocks = Clocks(num_workers, staleness=staleness, start=start)
         self._num_workers = num_workers
         self._attempt = attempt
@@ -155,7 +161,7 @@ class ServerState:
             push = gradients.get(name) or _no_gradients(table.spec.width)
             due = push if self._rounds is None else self._rounds[name].add(fence.rank, push)
             if due is not None:
-                table.push(due.keys, due.gradients, clock)
+                table.push(due.keys, due.gradients, clock, is_checked=True)
         self._answer_waiting()
         return True
 

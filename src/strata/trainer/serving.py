@@ -19,6 +19,7 @@ from torch import nn
 from strata.errors import ConfigError, InvalidArgument
 from strata.servers.process import SAVED, PartSpec, serve
 from strata.servers.table.index import MAX_ROWS
+from strata.servers.table.snapshot import Snapshot
 from strata.servers.table.table import TableSpec
 from strata.train.roles import SAVED_SERVERS
 from strata.trainer.history import Result
@@ -117,6 +118,7 @@ def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group) -> T
         optimizer=strategy.optimizer or group.row_optimizer(table.name),
         initial=strategy.initial,
         max_rows=min(strategy.max_rows or table.num_rows, table.num_rows, MAX_ROWS),
+        memory_rows=strategy.memory_rows,
         admit_after=strategy.admit_after,
         evict_after=strategy.evict_after,
     )
@@ -188,14 +190,15 @@ def _check_memory(planned: Plan) -> None:
     """
     available = psutil.virtual_memory().available
     eager = {each.name for each in planned.tables if not each.weight.is_meta}
-    sizes = {spec.name: spec.row_bytes * spec.max_rows for part in planned.parts for spec in part.tables}
+    sizes = {spec.name: spec.max_bytes for part in planned.parts for spec in part.tables}
     needed = sum(size for name, size in sizes.items() if name in eager)
     if needed > available * LARGEST_SHARE:
         largest = max(eager, key=lambda name: sizes[name])
         raise ConfigError(
             f"the tables need {needed:,} bytes with their optimizer state ({largest}: {sizes[largest]:,}), and this "
             f"machine has {available:,} available; use more machines, an optimizer with less state "
-            "(ParameterServer(optimizer=RowWiseAdagrad(…))), or max_rows= with evict_after=",
+            "(ParameterServer(optimizer=RowWiseAdagrad(…))), memory_rows= to keep the other rows in a file, or "
+            "max_rows= with evict_after=",
             field="strategy",
         )
 
@@ -316,9 +319,10 @@ class _Rows:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, saved in state.items():
-            keys, weights = np.asarray(saved["keys"]), np.asarray(saved["weights"])
             into = self._weights[name] if name in self._weights else self._dense[name][1]
-            into[keys.astype(np.int64)] = weights
+            for part in Snapshot.of(saved):
+                used = np.flatnonzero(part.used)
+                into[part.keys[used].astype(np.int64)] = part.weights[used]
 
     def finish(self) -> None:
         for dense, values in self._dense.values():

@@ -105,7 +105,10 @@ class FieldEmbedding(nn.Embedding):
         nn.init.normal_(self.weight, std=INITIAL_STD)
 
     def forward(self, ids: Tensor) -> Tensor:
-        vectors = look_up(self, ids)
+        return self.pooled(look_up(self, ids), ids)
+
+    def pooled(self, vectors: Tensor, ids: Tensor) -> Tensor:
+        """Combine the vectors of varlen fields."""
         if not self._bags:
             return vectors
         pooled = [
@@ -114,13 +117,32 @@ class FieldEmbedding(nn.Embedding):
         ]
         return torch.cat([vectors[:, : self._num_sparse], *pooled], dim=1)
 
+    def on_servers(self, lookup: nn.Module) -> nn.Module:
+        """Return the module that stands for this one while its rows are on parameter servers."""
+        return _Pooled(lookup, self)
 
-def look_up(table: nn.Embedding, ids: Tensor) -> Tensor:
+
+class _Pooled(nn.Module):
+    """A `FieldEmbedding` whose rows come from a lookup."""
+
+    def __init__(self, lookup: nn.Module, table: FieldEmbedding) -> None:
+        super().__init__()
+        self.lookup = lookup
+        self._pool = table.pooled
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self._pool(self.lookup(ids), ids)
+
+
+def look_up(table: nn.Module, ids: Tensor) -> Tensor:
     """Return the rows of a table for ids of any shape.
 
     `embedding` computes its dense gradient row by row. On a CPU the gradient of `index_select` takes half the time for
     rows of 16 values, and a tenth for rows of one.
     """
+    if not isinstance(table, nn.Embedding):  # a lookup stands for it
+        found: Tensor = table(ids)
+        return found
     if table.sparse or not ids.is_cpu:
         return functional.embedding(ids, table.weight, sparse=table.sparse)
     return table.weight.index_select(0, ids.flatten()).view(*ids.shape, table.embedding_dim)

@@ -21,7 +21,7 @@ import random
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ from strata.trainer.strategy.lookup import BagLookup, Lookup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from strata.trainer.strategy.base import Arguments
 
 MAX_PATHS = 64
 """Paths of one program. A module that needs more decides by values that differ from batch to batch."""
@@ -60,14 +62,6 @@ _tracing = threading.Lock()
 
 class NotTraceable(StrataError):
     """The ids of a module's lookups cannot be computed before its forward pass; the message gives the reason."""
-
-
-class Arguments(Protocol):
-    """The arguments of a module; a `Batch` of the Trainer is one."""
-
-    def call(self, module: Callable[..., Any]) -> Any:
-        """Call the module with them."""
-        ...
 
 
 class IdProgram:

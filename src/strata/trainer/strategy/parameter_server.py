@@ -41,6 +41,8 @@ class ParameterServer:
     """Initial values of tables without values: those of embeddings on the device `meta`."""
     max_rows: int | None = None
     """Rows that a table may have on each server; by default all of them."""
+    memory_rows: int | None = None
+    """Rows of a table that each server keeps in memory; the others are in a file. None: all."""
     admit_after: int = 1
     """Batches that must contain an id before it gets a row."""
     evict_after: int | None = None
@@ -56,7 +58,7 @@ class ParameterServer:
             object.__setattr__(self, "tables", tuple(self.tables))
         _require_count("min_bytes", self.min_bytes, least=0)
         _require_count("admit_after", self.admit_after, least=1)
-        for name in ("max_rows", "evict_after"):
+        for name in ("max_rows", "memory_rows", "evict_after"):
             if getattr(self, name) is not None:
                 _require_count(name, getattr(self, name), least=1)
         if self.optimizer is not None and not hasattr(self.optimizer, "state_width"):

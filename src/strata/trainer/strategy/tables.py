@@ -91,8 +91,12 @@ def _check(table: FoundTable, users: dict[str, Any], parameter_names: Sequence[s
             raise _refusal(place, "its weights are frozen, and servers are for weights that are trained")
         if each.weight.dtype.itemsize != 4 or not each.weight.dtype.is_floating_point:
             raise _refusal(place, f"its weights are {each.weight.dtype}, and servers keep float32")
-        if type(each) not in (nn.Embedding, nn.EmbeddingBag):
-            raise _refusal(place, f"it is a {type(each).__name__}, whose own forward would be lost")
+        if type(each) not in (nn.Embedding, nn.EmbeddingBag) and not hasattr(each, "on_servers"):
+            raise _refusal(
+                place,
+                f"it is a {type(each).__name__}, whose own forward would be lost; give it a method on_servers(lookup) "
+                "that returns a module with the same forward over the rows of the lookup",
+            )
     tied = [name for name in parameter_names if name.rpartition(".")[0] not in users]
     if tied:
         raise _refusal(table.places[0], f"its weights are tied to {tied[0]}, which uses all rows at once")
@@ -107,7 +111,11 @@ def replace(module: nn.Module, tables: Sequence[FoundTable], rows: StepRows) -> 
     for table in tables:
         for place in table.places:
             embedding: Any = module.get_submodule(place)
-            lookup = (BagLookup if isinstance(embedding, nn.EmbeddingBag) else Lookup)(embedding, table.name, rows)
+            lookup: nn.Module = (BagLookup if isinstance(embedding, nn.EmbeddingBag) else Lookup)(
+                embedding, table.name, rows
+            )
+            if hasattr(embedding, "on_servers"):
+                lookup = embedding.on_servers(lookup)
             if not place:
                 return lookup
             parent, _, attribute = place.rpartition(".")
