@@ -15,7 +15,17 @@ from strata import Trainer
 from strata.errors import ConfigError, InvalidArgument, RunFailed
 from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.servers.table.optimizers import RowWiseAdagrad
-from strata.train import FTRL, AllReduce, Hybrid, OptimizerStack, ParameterServer
+from strata.train import (
+    FTRL,
+    AllReduce,
+    Arch,
+    HeterogeneousStrategy,
+    Hybrid,
+    OptimizerStack,
+    ParameterServer,
+    PSStrategy,
+    UpdateStrategy,
+)
 from tests.integration.trainer_models import Clicks, clicks, weights
 
 LOSS = nn.BCEWithLogitsLoss()
@@ -195,3 +205,18 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name() -> None:
 def test_settings_of_servers_are_checked_when_they_are_made(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         ParameterServer(**arguments)
+
+
+def test_the_architectures_of_veloce_are_strategies() -> None:
+    asynchronous = ParameterServer(staleness=None)
+    for given, expected in (
+        (PSStrategy(), ParameterServer()),
+        (PSStrategy(UpdateStrategy.Async), asynchronous),
+        (HeterogeneousStrategy(sparse_arch=Arch.PS, sparse_update_strategy="async"), Hybrid(sparse=asynchronous)),
+        (HeterogeneousStrategy(), AllReduce()),
+    ):
+        assert given.strategy() == expected
+    with pytest.raises(ConfigError, match=r"Arch\.RingAllreduce is synchronous"):
+        HeterogeneousStrategy(dense_update_strategy=UpdateStrategy.Async).strategy()
+    with pytest.raises(ConfigError, match=r"use Arch\.PS for the sparse part"):
+        HeterogeneousStrategy(dense_arch=Arch.PS).strategy()

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from strata.errors import ConfigError
 from strata.trainer.history import EarlyStopping
 from strata.trainer.sources import is_loader
-from strata.trainer.strategy import AllReduce
+from strata.trainer.strategy import AllReduce, Hybrid, ParameterServer
 from strata.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from strata.trainer.strategy import Strategy
+    from strata.trainer.strategy import ServerStrategy
 
 
 DEFAULT_BATCH_SIZE = 512
@@ -53,21 +53,34 @@ class HeterogeneousStrategy:
         self.sparse_arch = sparse_arch
         self.sparse_update_strategy = sparse_update_strategy
 
-    def strategy(self) -> Strategy:
+    def strategy(self) -> AllReduce | ServerStrategy:
         """Return the strategy of the Trainer.
 
         Raises:
-            ConfigError: It needs parameter servers.
+            ConfigError: There is no such combination.
         """
-        if {self.dense_arch, self.sparse_arch} == {Arch.RingAllreduce} and UpdateStrategy.Async not in (
-            self.dense_update_strategy,
-            self.sparse_update_strategy,
-        ):
-            return AllReduce()
+        dense = _part(self.dense_arch, self.dense_update_strategy)
+        sparse = _part(self.sparse_arch, self.sparse_update_strategy)
+        if isinstance(sparse, ParameterServer):
+            return sparse if dense == sparse else Hybrid(dense=dense, sparse=sparse)
+        if isinstance(dense, AllReduce):
+            return dense
         raise ConfigError(
-            "parameter servers are not available yet; use Arch.RingAllreduce with UpdateStrategy.Sync for both parts",
+            "sparse tables by all-reduce and dense parameters on servers is not a combination; use Arch.PS for the "
+            "sparse part",
             field="heterogeneous_strategy",
         )
+
+
+def _part(arch: str, update_strategy: str) -> AllReduce | ParameterServer:
+    if arch == Arch.PS:
+        return ParameterServer(staleness=0 if update_strategy == UpdateStrategy.Sync else None)
+    if update_strategy == UpdateStrategy.Sync:
+        return AllReduce()
+    raise ConfigError(
+        "Arch.RingAllreduce is synchronous; use UpdateStrategy.Sync, or Arch.PS with UpdateStrategy.Async",
+        field="heterogeneous_strategy",
+    )
 
 
 class PSStrategy(HeterogeneousStrategy):
