@@ -17,7 +17,7 @@ from strata.bench.contenders import servers_ddp_dense, servers_job
 from strata.bench.contenders.servers_proxy import HOST, delayed
 from strata.bench.servers import BENCHMARK
 
-DEADLINE_S = 150
+DEADLINE_S = 280
 pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
 PROMISED = {
     *("vs_ddp_sparse_400", "vs_ddp_sparse_64", "vs_torchrec_400", "vs_torchrec_64", "vs_ddp_dense"),
@@ -93,7 +93,7 @@ def test_dense_gradients_are_measured_with_the_rows_that_fit() -> None:
     assert found["ddp_dense_rows"] == 20_000
 
 
-@pytest.mark.parametrize(("available_gb", "rows"), [(200, 10_000_000), (16, 1_000_000)])
+@pytest.mark.parametrize(("available_gb", "rows"), [(200, 10_000_000), (16, 5_000_000), (1, 625_000)])
 def test_a_smaller_table_has_dense_gradients_if_memory_is_short(available_gb: int, rows: int) -> None:
     size = servers_job.Size(rows=10_000_000, samples=4_096, steps=3)
 

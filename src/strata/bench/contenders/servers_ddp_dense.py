@@ -16,8 +16,13 @@ SPARE = 1.2
 
 
 def rows_that_fit(size: Size, available_bytes: float) -> int:
-    needed_bytes = SPARE * size.table_bytes * NUM_RANKS * DENSE_COPIES
-    return size.rows if needed_bytes < available_bytes else min(size.rows, QUICK_ROWS)
+    """Return the rows of the table: all, or as often half of them as is necessary."""
+    rows = size.rows
+    while (
+        rows > QUICK_ROWS and SPARE * replace(size, rows=rows).table_bytes * NUM_RANKS * DENSE_COPIES > available_bytes
+    ):
+        rows //= 2
+    return rows
 
 
 def main() -> None:
