@@ -9,7 +9,10 @@ backend=(hatchling editables) # what an editable install without build isolation
 dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,ray,functions,servers,dev]')
 demo=("$torch" "${backend[@]}" '.[torch,data]')
 peers=("$torch" datasets grpcio litdata numpy orbax-checkpoint pandas protobuf psutil pyarrow safetensors scikit-learn
-  torch-dataloader-utils uhashring) # the peers of the benchmarks
+  torch-dataloader-utils uhashring pyre-extensions tensordict torchmetrics==1.0.3 tqdm) # the peers of the benchmarks
+# pip cannot resolve torchrec: it requires fbgemm-gpu, the CUDA build, and works with the CPU build. What else it
+# requires is among the peers. Later versions need a later torch.
+unresolved_peers=(torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -42,3 +45,4 @@ resolve dev "${dev[@]}"
 cp requirements/dev.txt "$work/demo.constraints" # demo has the same versions as dev
 resolve demo "${demo[@]}"
 resolve peers "${peers[@]}"
+printf '%s\n' "${unresolved_peers[@]}" >> requirements/peers.txt

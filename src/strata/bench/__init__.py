@@ -29,6 +29,7 @@ _HOMES = {
     "models": "strata.bench.models",
     "overhead": "strata.bench.overhead",
     "recovery": "strata.bench.recovery",
+    "servers": "strata.bench.servers",
     "shards": "strata.bench.shards",
     "trainer": "strata.bench.trainer",
 }

@@ -1,142 +1,136 @@
-"""Server processes for benchmarks: pinned to one core, called from another, and always ended."""
+"""`strata bench servers`: training with a large table on parameter servers, against DDP and torchrec."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from strata.errors import StrataError
-from strata.transport.certificates import write_set
-from strata.transport.credentials import ClientSecurity
-from strata.transport.tokens import write_tokens
+from strata.bench.frame import Benchmark, Contender, Figure, Setting
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    import psutil
-
-SERVER_CORE = 0
-CLIENT_CORE = 1
-START_S = 30.0
-STOP_S = 10.0
-HOST = "127.0.0.1"
+UNITS = (400, 64)
+ALLOCATORS = {"": "", "_plain": ", plain malloc"}
+"""By the suffix of a figure."""
+SYSTEMS = {
+    "strata": "Strata, row-wise Adagrad",
+    "strata_adagrad": "Strata, Adagrad",
+    "ddp_sparse": "DDP, sparse gradients",
+    "torchrec": "torchrec, table-wise",
+    "ddp_dense": "DDP, dense gradients",
+}
 
 
-def pin(core: int) -> None:
-    """Pin this process to one core, if there is more than one."""
-    if len(os.sched_getaffinity(0)) > 1:
-        os.sched_setaffinity(0, {core})
-
-
-def pin_off_server() -> None:
-    """Keep this process off the server's core, if there is another."""
-    os.sched_setaffinity(0, os.sched_getaffinity(0) - {SERVER_CORE} or {SERVER_CORE})
-
-
-@contextlib.contextmanager
-def running(
-    command: Sequence[str], *, on_server_core: bool = True, stdout: int = subprocess.PIPE
-) -> Iterator[subprocess.Popen[str]]:
-    """Run a process for the duration of the block."""
-
-    def choose_cores() -> None:
-        if on_server_core:
-            pin(SERVER_CORE)
-        else:
-            pin_off_server()
-
-    process = subprocess.Popen(
-        command,
-        stdout=stdout,
-        text=True,
-        preexec_fn=choose_cores,  # noqa: PLW1509 (this process has no threads yet)
+def contender(
+    name: str, module: str, *, venv: Literal["ours", "peers"] = "ours", usual_s: float, timeout_s: float
+) -> Contender:
+    return Contender(
+        name=name,
+        module=f"strata.bench.contenders.servers_{module}",
+        venv=venv,
+        usual_s=usual_s,
+        timeout_s=timeout_s,
     )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
-@contextlib.contextmanager
-def serving(arguments: Sequence[str], *, on_server_core: bool = True) -> Iterator[tuple[str, int]]:
-    """Run a Python server that prints `{"grpc": ADDRESS}` when it is ready; yield its address and pid."""
-    with running([sys.executable, *arguments], on_server_core=on_server_core) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise StrataError(f"the server {' '.join(arguments)} exited with code {process.wait()} during startup")
-        yield json.loads(line)["grpc"], process.pid
+def ratios(key: str, title: str, peer: str, ours: str, units: int) -> list[Figure]:
+    """Return the comparisons with a peer: CPU time per sample and samples/s, under both settings of malloc."""
+    found = []
+    for suffix, setting in ALLOCATORS.items():
+        cpu = (f"{peer}_{units}{suffix}_cpu_us", f"{ours}_{units}{suffix}_cpu_us")
+        wall = (f"{ours}_{units}{suffix}_samples_per_s", f"{peer}_{units}{suffix}_samples_per_s")
+        found += [
+            Figure(key=f"{key}{suffix}", title=f"{title}, CPU{setting}", better="higher", quotient=cpu),
+            Figure(key=f"{key}{suffix}_wall", title=f"… samples/s{setting}", better="higher", quotient=wall),
+        ]
+    return found
 
 
-@contextlib.contextmanager
-def coordinator(directory: Path, *flags: str) -> Iterator[tuple[str, int]]:
-    """Run a coordinator with its journal in a directory; yield its address and pid."""
-    arguments = ["-m", "strata.cli", "coordinator", "--listen", f"{HOST}:0", "--http", "off", "--json"]
-    with serving([*arguments, "--state", str(directory / "state.db"), *flags]) as served:
-        yield served
+def measured(system: str, units: int) -> list[Figure]:
+    found = []
+    for suffix, setting in ALLOCATORS.items():
+        title = f"{SYSTEMS[system]}, 3 × {units}{setting}"
+        found += [
+            Figure(key=f"{system}_{units}{suffix}_cpu_us", title=title, unit="µs CPU/sample"),
+            Figure(key=f"{system}_{units}{suffix}_samples_per_s", title="…", unit="samples/s", better="higher"),
+        ]
+    return found
 
 
-def secured(directory: Path) -> tuple[list[str], ClientSecurity]:
-    """Write certificates and tokens to a directory; return flags for a coordinator and credentials for its clients."""
-    write_set(directory, hosts=(), now=datetime.now(UTC), days=1)
-    write_tokens(directory)
-    flags = ["--tls-cert", f"{directory}/server.crt", "--tls-key", f"{directory}/server.key"]
-    flags += ["--tokens", f"{directory}/tokens"]
-    return flags, ClientSecurity(ca=f"{directory}/ca.crt", token_file=f"{directory}/worker.token")
-
-
-@contextlib.contextmanager
-def relays(upstream: str, count: int) -> Iterator[tuple[list[str], list[int]]]:
-    """Run `count` relays in one process per core other than the server's; yield their addresses and the pids."""
-    num_processes = min(max(len(os.sched_getaffinity(0)) - 1, 1), count)
-    shares = [len(range(number, count, num_processes)) for number in range(num_processes)]
-    with contextlib.ExitStack() as stack:
-        # Not next to the journal: the path of a socket must be short.
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="strata-bench-"))
-        addresses: list[str] = []
-        pids: list[int] = []
-        for number, share in enumerate(shares):
-            arguments = ["-m", "strata.bench.relay_host", upstream, f"{directory}/{number}", str(share)]
-            served, pid = stack.enter_context(serving(arguments, on_server_core=False))
-            addresses += served.split(",")
-            pids.append(pid)
-        yield addresses, pids
-
-
-def free_port() -> int:
-    """Return a port that is free now; a server fails to start if another process takes it meanwhile."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until_it_listens(process: subprocess.Popen[str], port: int) -> None:
-    deadline_s = time.monotonic() + START_S
-    while time.monotonic() < deadline_s:
-        if process.poll() is not None:
-            raise StrataError(f"{process.args!r} exited with code {process.returncode} before it listened")
-        with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1.0):
-            return
-        time.sleep(0.02)
-    raise StrataError(f"{process.args!r} did not listen on port {port} within {START_S:g} s")
-
-
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+BENCHMARK = Benchmark(
+    name="servers",
+    title="Parameter servers",
+    contenders=(
+        contender("strata", "strata", usual_s=90.0, timeout_s=600.0),
+        contender("strata, Adagrad", "strata_adagrad", usual_s=100.0, timeout_s=600.0),
+        contender("torchrec", "torchrec", venv="peers", usual_s=90.0, timeout_s=600.0),
+        contender("DDP, sparse gradients", "ddp_sparse", usual_s=120.0, timeout_s=900.0),
+        contender("DDP, dense gradients", "ddp_dense", usual_s=60.0, timeout_s=900.0),
+        contender("kernels", "kernels", usual_s=30.0, timeout_s=300.0),
+        contender("memory", "memory", usual_s=30.0, timeout_s=300.0),
+        contender("delay", "delay", usual_s=60.0, timeout_s=600.0),
+    ),
+    figures=(
+        *(
+            figure
+            for units in UNITS
+            for figure in (
+                *ratios(
+                    f"vs_ddp_sparse_{units}",
+                    f"3 × {units} units: DDP with sparse gradients / Strata, both Adagrad",
+                    "ddp_sparse",
+                    "strata_adagrad",
+                    units,
+                ),
+                *ratios(
+                    f"vs_torchrec_{units}",
+                    f"3 × {units} units: torchrec / Strata, both row-wise Adagrad",
+                    "torchrec",
+                    "strata",
+                    units,
+                ),
+            )
+        ),
+        *ratios("vs_ddp_dense", "3 × 400 units: DDP with dense gradients / Strata", "ddp_dense", "strata_adagrad", 400),
+        Figure(key="ddp_dense_rows", title="… rows of the table with dense gradients", better="higher"),
+        Figure(key="gather_over_c", title="pull of a batch, find and gather: C / table", better="higher"),
+        Figure(key="adagrad_over_c", title="row-wise Adagrad of a batch: C / table", better="higher"),
+        Figure(key="push_over_c", title="push of a batch, all of it: C / table", better="higher"),
+        Figure(
+            key="delay_kept_fraction",
+            title="samples/s with 20 ms of delay in each direction / without",
+            better="higher",
+        ),
+        Figure(key="delay_kept_without_prefetch_fraction", title="… without prefetch", better="higher"),
+        Figure(key="incremental_bytes_fraction", title="rows changed by 10 batches / all rows, in bytes of a save"),
+        Figure(key="memory_over_rows_and_state", title="resident memory of a full table / rows and state"),
+        Figure(key="counted_over_rows_and_state", title="… as the table counts it"),
+        *(figure for units in UNITS for system in list(SYSTEMS)[:-1] for figure in measured(system, units)),
+        *measured("ddp_dense", 400),
+        *(
+            Figure(key=f"table_{prefix}{name}_ms", title=f"{language}: {name}", unit="ms CPU")
+            for name in ("pull", "push", "update")
+            for prefix, language in (("", "table"), ("c_", "C"))
+        ),
+        Figure(key="delay_none_samples_per_s", title="Strata over TCP, 3 × 64", unit="samples/s", better="higher"),
+        Figure(key="delay_samples_per_s", title="… with delay", unit="samples/s", better="higher"),
+    ),
+    rounds=3,
+    quick_rounds=1,
+    settings=(
+        Setting(name="rows", title="rows of the table (default 10000000)", at_least=1_000),
+        Setting(name="samples", title="samples in a batch of a worker (default 4096)", at_least=1),
+        Setting(name="steps", title="timed steps (default 12)", at_least=1),
+    ),
+    notes=(
+        "2 workers on this machine with gloo, one thread each; a table of 10 M × 64 float32 numbers, batches of",
+        "… 4,096 × 26 ids with a Zipf distribution (1.05), an MLP on their embeddings, binary cross-entropy, Adagrad.",
+        "CPU: user and system time of all processes, those of servers included. Batches exist before the timed steps.",
+        "malloc keeps large buffers on both sides (MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_), as in workers of",
+        "… the Trainer; plain malloc: glibc's defaults, for both sides.",
+        "Strata: one server, shared memory, staleness 4, the rows of the next batch are prefetched. It does not use",
+        "… the Trainer yet. torchrec and DDP are synchronous. torchrec has its one table on one rank.",
+        "Dense gradients: with fewer rows if 10 M do not fit into memory twice; the cost grows with the rows. Ours has",
+        "… 10 M in this comparison, too.",
+        "Kernels: C is compiled with gcc -O3 -march=native -ffast-math; CPU time of one thread, in turns.",
+        "Delay: TCP through a process that holds bytes back, 3 × 64 units; also without delay.",
+        "An incremental save is measured as the rows that it contains; it is not written.",
+    ),
+)

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.bench import servers
-from strata.bench.servers import HOST
+from strata.bench import server_processes
+from strata.bench.server_processes import HOST
 from strata.errors import StorageError, StrataError
 from strata.storage import open_store
 
@@ -69,7 +69,7 @@ class WeedServer:
         others: Sequence[Mapping[str, Any]] = (),
         directory: Path | None = None,
         num_volumes: int = NUM_VOLUMES,
-        free_port: Callable[[], int] = servers.free_port,
+        free_port: Callable[[], int] = server_processes.free_port,
     ) -> None:
         """
         Args:

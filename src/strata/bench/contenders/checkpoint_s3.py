@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from strata.bench.contenders.checkpoint_state import REPETITIONS, SEED, num_tensors, setting
-from strata.bench.servers import cpu_s
+from strata.bench.server_processes import cpu_s
 from strata.bench.weed import ADMIN, BUCKET, VOLUME_MIB, WeedServer, find_weed
 from strata.checkpoint import CheckpointManager
 from strata.errors import StrataError

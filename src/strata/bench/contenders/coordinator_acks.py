@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from strata.bench.contenders.coordinator_strata import NUM_STREAMS, WINDOW, ack, registered, session_of
 from strata.bench.load import SESSION, count_responses, stream_rate
-from strata.bench.servers import CLIENT_CORE, coordinator, pin
+from strata.bench.server_processes import CLIENT_CORE, coordinator, pin
 from strata.coordinator.client import AsyncCoordinatorClient
 from strata.v1 import session_pb2
 

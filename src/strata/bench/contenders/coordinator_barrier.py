@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.bench.contenders.barrier_rounds import NUM_WORKERS, PERIOD_S, Times, measure, quantile, until_s
-from strata.bench.servers import coordinator
+from strata.bench.server_processes import coordinator
 from strata.coordinator.client import AsyncCoordinatorClient, AsyncWorker
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from strata.bench.crowd import JOB, gathered, meet_often
-from strata.bench.servers import coordinator, cpu_s, pin_off_server, relays
+from strata.bench.server_processes import coordinator, cpu_s, pin_off_server, relays
 from strata.bench.timing import quantile
 from strata.coordinator.client import AsyncCoordinatorClient
 

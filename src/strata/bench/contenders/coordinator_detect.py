@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from strata.bench.servers import coordinator
+from strata.bench.server_processes import coordinator
 from strata.coordinator.client import CoordinatorClient
 
 WORKER = """

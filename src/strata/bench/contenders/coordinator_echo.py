@@ -7,7 +7,7 @@ import json
 import sys
 
 from strata.bench.load import count_responses, framed, stream_rate, unary_rate
-from strata.bench.servers import CLIENT_CORE, pin, serving
+from strata.bench.server_processes import CLIENT_CORE, pin, serving
 from strata.v1 import calls_pb2, session_pb2
 
 NUM_STREAMS = 4

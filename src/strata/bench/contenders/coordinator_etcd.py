@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.bench.contenders.coordinator_strata import FRAME_SIZE, NUM_STREAMS, WINDOW
 from strata.bench.load import OPEN, OPTIONS
-from strata.bench.servers import CLIENT_CORE, HOST, START_S, free_port, pin, running, wait_until_it_listens
+from strata.bench.server_processes import CLIENT_CORE, HOST, START_S, free_port, pin, running, wait_until_it_listens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

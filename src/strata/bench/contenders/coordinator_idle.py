@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from strata.bench.servers import CLIENT_CORE, coordinator, cpu_s, pin
+from strata.bench.server_processes import CLIENT_CORE, coordinator, cpu_s, pin
 from strata.coordinator.client import AsyncCoordinatorClient
 from strata.errors import ConfigError
 

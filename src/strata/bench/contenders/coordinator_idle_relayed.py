@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from strata.bench.crowd import JOB, WORKERS_PER_NODE, gathered
-from strata.bench.servers import coordinator, cpu_s, pin_off_server, relays
+from strata.bench.server_processes import coordinator, cpu_s, pin_off_server, relays
 from strata.coordinator.client import AsyncCoordinatorClient
 
 if TYPE_CHECKING:

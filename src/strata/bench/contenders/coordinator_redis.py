@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from strata.bench.contenders.coordinator_strata import FRAME_SIZE, NUM_STREAMS, WINDOW
-from strata.bench.servers import CLIENT_CORE, HOST, free_port, pin, running, wait_until_it_listens
+from strata.bench.server_processes import CLIENT_CORE, HOST, free_port, pin, running, wait_until_it_listens
 
 PROGRAM = "redis-server"
 DONE = b"+OK\r\n"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from strata.bench.load import OPEN, SESSION, count_responses, framed, stream_rate, unary_rate
-from strata.bench.servers import CLIENT_CORE, coordinator, cpu_s, pin
+from strata.bench.server_processes import CLIENT_CORE, coordinator, cpu_s, pin
 from strata.coordinator.client import AsyncCoordinatorClient
 from strata.v1 import calls_pb2, session_pb2, types_pb2
 

@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from strata.bench.servers import serving
+from strata.bench.server_processes import serving
 from strata.coordinator.client import CoordinatorClient
 
 NUM_WORKERS = 100

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from strata.bench.contenders.coordinator_strata import measure
-from strata.bench.servers import CLIENT_CORE, coordinator, pin, secured
+from strata.bench.server_processes import CLIENT_CORE, coordinator, pin, secured
 
 
 def main() -> None:

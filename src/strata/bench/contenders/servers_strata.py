@@ -1,0 +1,209 @@
+"""Strata: the table on a parameter server, which updates rows with row-wise Adagrad; DDP for the dense layers.
+
+Two workers and one server, each a process; rows travel in shared memory, and those of the next batch are pulled while
+a step computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import tempfile
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from strata.bench.contenders.servers_job import (
+    ALLOCATORS,
+    BLOCK_ROWS,
+    LOSS,
+    LR,
+    NUM_RANKS,
+    UNITS,
+    WARM_UP,
+    WIDTH,
+    Network,
+    Rank,
+    Size,
+    batches,
+    environment,
+    fill,
+    measure,
+    named,
+    require_memory,
+    run_ranks,
+)
+from strata.servers.client import ServersClient
+from strata.servers.server import Server
+from strata.servers.state import Fence, ServerState
+from strata.servers.table.keys import unique
+from strata.servers.table.optimizers import RowWiseAdagrad
+from strata.servers.table.table import Saved, Table, TableSpec
+from strata.trainer.strategy import tables
+from strata.trainer.strategy.lookup import StepRows
+from strata.transport.tokens import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+    from multiprocessing.connection import Connection
+
+    from torch import Tensor
+
+    from strata.servers.client import Pulled
+    from strata.servers.table.keys import Unique
+    from strata.servers.table.optimizers import RowOptimizer
+
+TABLE = "embedding.weight"
+STALENESS = 4
+"""Steps that a worker may be ahead of the slowest; the prefetch takes one of them."""
+COPIES = 1.2
+"""Memory of the server over rows and state."""
+START_S = 240.0
+
+
+def main() -> None:
+    print(json.dumps({"figures": figures("strata", Size.given(), RowWiseAdagrad(lr=LR))}))
+
+
+def figures(system: str, size: Size, optimizer: RowOptimizer) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for suffix, variables in ALLOCATORS.items():
+        with environment(variables), serving(size, optimizer) as (address, pid):
+            found |= run_ranks(train, size, system, suffix, address, pid)
+    return found
+
+
+# -- server ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serving(size: Size, optimizer: RowOptimizer, *, host: str = "") -> Iterator[tuple[str, int]]:
+    """Run a server with a full table in a process; yield its address, a Unix socket without `host`, and its pid."""
+    require_memory(COPIES * size.table_bytes * (1 + optimizer.state_width(WIDTH) / WIDTH))
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    with tempfile.TemporaryDirectory(prefix="strata-bench-") as directory, environment({"OMP_NUM_THREADS": "1"}):
+        address = f"{host}:0" if host else f"unix:{directory}/server.sock"
+        process = context.Process(target=serve, args=(there, address, size, optimizer))
+        process.start()
+        there.close()
+        try:
+            if not here.poll(START_S):
+                raise TimeoutError(f"the server has not filled its table within {START_S:g} s")
+            yield here.recv(), process.pid or 0
+        finally:
+            process.terminate()
+            process.join()
+
+
+def serve(ready: Connection, address: str, size: Size, optimizer: RowOptimizer) -> None:
+    state = ServerState(
+        [TableSpec(name=TABLE, width=WIDTH, optimizer=optimizer, max_rows=size.rows)],
+        num_workers=NUM_RANKS,
+        staleness=STALENESS,
+    )
+    fill_table(state.tables[TABLE], size.rows)
+    server = Server(state, address, guard=Guard())
+    ready.send(server.address)
+    threading.Event().wait()
+
+
+def fill_table(table: Table, rows: int) -> None:
+    """Create all rows, as if they were those of an `nn.Embedding`."""
+    weights = np.empty((BLOCK_ROWS, WIDTH), np.float32)
+    fill(torch.from_numpy(weights))
+    state = np.empty((BLOCK_ROWS, table.spec.optimizer.state_width(WIDTH)), np.float32)
+    table.spec.optimizer.fill_state(weights, state)
+    none = np.zeros(BLOCK_ROWS, np.uint32)
+    for start in range(0, rows, BLOCK_ROWS):
+        num = min(BLOCK_ROWS, rows - start)
+        keys = np.arange(start, start + num, dtype=np.uint64)
+        table.put(Saved(keys, weights[:num], state[:num], none[:num], none[:num]))
+
+
+# -- worker: what `Trainer(strategy=Hybrid(…))` replaces ---------------------------------------------------------------
+
+
+class PrefetchedRows(StepRows):
+    """The rows of one table, pulled in the order of `prefetch`."""
+
+    def __init__(self, client: ServersClient) -> None:
+        self._client = client
+        self._ahead: deque[tuple[Unique, Pulled]] = deque()
+        self._used: dict[str, list[tuple[Any, Tensor]]] = {}
+
+    def prefetch(self, clock: int, ids: Tensor) -> None:
+        found = unique(ids.reshape(-1).numpy().astype(np.uint64))
+        self._ahead.append((found, self._client.pull(clock, {TABLE: found.keys})))
+
+    def rows_of(self, table: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+        found, pulled = self._ahead.popleft()
+        rows = torch.from_numpy(pulled.rows()[table]).requires_grad_()
+        self._used.setdefault(table, []).append((found.keys, rows))
+        return rows, torch.from_numpy(found.inverse).reshape(ids.shape)
+
+
+class Worker:
+    """One of the ranks."""
+
+    def __init__(self, rank: Rank, address: str, *, incarnation: int = 0, prefetch: int = 1) -> None:
+        """`prefetch`: batches whose rows are pulled ahead."""
+        self._rank = rank
+        self._prefetch = prefetch
+        self._client = ServersClient({"server": address}, Fence(rank.number, 0, incarnation), {TABLE: WIDTH})
+        self._clock = self._client.clock
+        self._pushed: Future[None] | None = None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def measured(self, units: int, pid: int) -> tuple[float, float]:
+        size = self._rank.size
+        num_steps = WARM_UP + size.steps
+        given = batches(size, num_steps, seed=self._rank.number)
+        rows = PrefetchedRows(self._client)
+        plain = Network(nn.Embedding(size.rows, WIDTH, device="meta"), units)
+        tables.replace(plain, tables.find(plain, ["embedding"]), rows)
+        network = DistributedDataParallel(plain, init_sync=False)  # the ranks have the same seed
+        optimizer = torch.optim.Adagrad(network.parameters(), lr=LR)
+        num_ahead = 0
+
+        def step(number: int) -> None:
+            nonlocal num_ahead
+            while num_ahead < min(number + 1 + self._prefetch, num_steps):
+                rows.prefetch(self._clock + num_ahead - number, given[num_ahead].ids)
+                num_ahead += 1
+            optimizer.zero_grad()
+            LOSS(network(given[number].ids), given[number].labels).backward()
+            self._clock += 1
+            self._pushed = self._client.push(self._clock, rows.take_gradients())
+            optimizer.step()
+
+        return measure(size, step, self._finish, servers=[pid])
+
+    def _finish(self) -> None:
+        if self._pushed is not None:
+            self._pushed.result()
+
+
+def train(rank: Rank, system: str, suffix: str, address: str, pid: int) -> dict[str, float]:
+    worker = Worker(rank, address)
+    try:
+        return {
+            key: value
+            for units in UNITS
+            for key, value in named(system, units, suffix, worker.measured(units, pid)).items()
+        }
+    finally:
+        worker.close()
+
+
+if __name__ == "__main__":
+    main()
