@@ -67,6 +67,15 @@ def test_two_workers_make_the_steps_of_one_with_twice_the_batch_for_every_optimi
 
 
 @pytest.mark.timeout(120)
+def test_a_fit_prints_where_its_checkpoints_are_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
+    Trainer(network(), LOSS, torch.optim.SGD, workers=2, logs="all").fit(arrays(64), batch_size=16)
+
+    printed = capfd.readouterr()
+    lines = [*printed.out.splitlines(), *printed.err.splitlines()]
+    assert [line for line in lines if "strata: checkpoints in" not in line] == []
+
+
+@pytest.mark.timeout(120)
 def test_two_workers_read_the_same_files_to_the_same_weights_and_metrics(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "data", rows=1003)  # the last batch is uneven
     found = []

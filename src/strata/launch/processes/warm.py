@@ -33,6 +33,7 @@ import socket
 import sys
 import time
 import types
+import warnings
 from importlib.machinery import SourceFileLoader
 from io import open_code
 from pathlib import Path
@@ -558,6 +559,8 @@ def _run(order: Order) -> None:
 
 
 def _run_module(name: str, *, alter_argv: bool) -> None:
+    # Importing ahead may import the module itself; it runs once more as __main__, as it would without.
+    warnings.filterwarnings("ignore", "'.*' found in sys.modules after import of package", RuntimeWarning)
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]  # what Python itself calls
 
 
