@@ -44,9 +44,10 @@ from strata.servers.server import Server
 from strata.servers.state import Fence, ServerState
 from strata.servers.table.keys import unique
 from strata.servers.table.optimizers import RowWiseAdagrad
-from strata.servers.table.table import Saved, Table, TableSpec
+from strata.servers.table.snapshot import Saved
+from strata.servers.table.table import Table, TableSpec
 from strata.trainer.strategy import tables
-from strata.trainer.strategy.lookup import StepRows
+from strata.trainer.strategy.lookup import Found, StepRows
 from strata.transport.tokens import Guard
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def serve(ready: Connection, address: str, size: Size, optimizer: RowOptimizer) 
     )
     fill_table(state.tables[TABLE], size.rows)
     server = Server(state, address, guard=Guard())
-    ready.send(server.address)
+    ready.send(server.addresses[0])
     threading.Event().wait()
 
 
@@ -120,7 +121,7 @@ def fill_table(table: Table, rows: int) -> None:
     weights = np.empty((BLOCK_ROWS, WIDTH), np.float32)
     fill(torch.from_numpy(weights))
     state = np.empty((BLOCK_ROWS, table.spec.optimizer.state_width(WIDTH)), np.float32)
-    table.spec.optimizer.fill_state(weights, state)
+    table.spec.optimizer.fill_state(weights, state, np.arange(BLOCK_ROWS, dtype=np.int32))
     none = np.zeros(BLOCK_ROWS, np.uint32)
     for start in range(0, rows, BLOCK_ROWS):
         num = min(BLOCK_ROWS, rows - start)
@@ -143,11 +144,11 @@ class PrefetchedRows(StepRows):
         found = unique(ids.reshape(-1).numpy().astype(np.uint64))
         self._ahead.append((found, self._client.pull(clock, {TABLE: found.keys})))
 
-    def rows_of(self, table: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def rows_of(self, table: str, ids: Tensor) -> Found:
         found, pulled = self._ahead.popleft()
         rows = torch.from_numpy(pulled.rows()[table]).requires_grad_()
         self._used.setdefault(table, []).append((found.keys, rows))
-        return rows, torch.from_numpy(found.inverse).reshape(ids.shape)
+        return Found(rows, torch.from_numpy(found.inverse).reshape(ids.shape), found)
 
 
 class Worker:
