@@ -1,5 +1,6 @@
 """A script with a Trainer, started by `strata run` on two nodes. A worker is killed, or a whole node; the weights, the
-history and the scores are those of the same script with two local workers.
+history and the scores are those of the same script with two local workers. So they are with a parameter server, which
+one of the workers reaches over the network.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ class Nodes:
     def __init__(self, place: Path, data: Path, coordinator: str) -> None:
         self._place = place
         self._data = data
-        self.runs = []
-        for name in "ab":
-            (place / name).mkdir()
-            common = ("--nnodes", "2", "--workers", "2", "--coordinator", coordinator)
-            self.runs.append(
-                Run(place / name, data, *common, "--checkpoints", str(place / "checkpoints"), script=SCRIPT)
-            )
+        self._coordinator = coordinator
+        self.runs: list[Run] = []
 
-    def start(self) -> list[Run]:
+    def start(self, *, servers: int = 0) -> list[Run]:
         """Start the run; the first node leads and has rank 0."""
-        arguments = ("--data", str(self._data), "--out", str(self._place / "out"))
+        workers = str(2 + servers)
+        for name in "ab":
+            (self._place / name).mkdir()
+            common = ("--nnodes", "2", "--workers", workers, "--coordinator", self._coordinator)
+            checkpoints = str(self._place / "checkpoints")
+            self.runs.append(Run(self._place / name, self._data, *common, "--checkpoints", checkpoints, script=SCRIPT))
+        arguments = ("--data", str(self._data), "--out", str(self._place / "out"), "--servers", str(servers))
         for run in self.runs:
             run.start_plain(*arguments, "--step-s", "0.1", "--until", str(self._place / "hurry"))
             until(lambda run=run: (run.directory / "events.jsonl").exists(), "the node has joined")  # type: ignore[misc]
@@ -70,10 +72,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Any]:
-    """The results of the script alone, whose Trainer starts two workers on this machine."""
-    place = tmp_path_factory.mktemp("undisturbed")
+    return alone(tmp_path_factory.mktemp("undisturbed"), data)
+
+
+def alone(place: Path, data: Path, *arguments: str) -> dict[str, Any]:
+    """Return the results of the script alone, whose Trainer starts two workers on this machine."""
     subprocess.run(
-        [sys.executable, SCRIPT, "--data", data, "--out", place / "out"],
+        [sys.executable, SCRIPT, "--data", data, "--out", place / "out", *arguments],
         cwd=place,
         env={**os.environ, "STRATA_RUNS_DIR": str(place / "runs")},
         check=True,
@@ -120,3 +125,18 @@ def test_a_node_that_dies_and_comes_back_changes_no_weight(nodes: Nodes, undistu
     b.resume()
 
     assert nodes.finish() == [undisturbed] * 2
+
+
+@pytest.mark.slow
+def test_a_parameter_server_on_another_node_is_reached_over_the_network(
+    nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, data: Path
+) -> None:
+    expected = alone(tmp_path_factory.mktemp("alone"), data, "--servers", "1")
+    a, b = nodes.start(servers=1)
+    a.wait_for_step(0, EPOCH_STEPS // 2, rank=1)
+    b.kill(0, 2)
+    a.wait_for_step(1, 1, rank=1)
+    nodes.hurry()
+
+    assert nodes.finish() == [expected] * 3
+    assert [event["attempt"] for event in a.events() if event["what"] == "failed"] == [0]

@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from strata import Trainer
+from strata.train import AllReduce, ParameterServer
 from strata.trainer.history import TIMINGS
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", required=True)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--step-s", type=float, default=0.0, help="sleep before each step")
+parser.add_argument("--servers", type=int, default=0, help="parameter servers")
 parser.add_argument("--until", type=Path, help="sleep no more once this file exists")
 arguments = parser.parse_args()
 
@@ -48,7 +50,8 @@ class Observed(Trainer):
         return super().training_step(module, batch)
 
 
-trainer = Observed(Network(), nn.MSELoss(), torch.optim.Adam, ["mae"], workers=2, logs="none")
+strategy = ParameterServer(servers=arguments.servers) if arguments.servers else AllReduce()
+trainer = Observed(Network(), nn.MSELoss(), torch.optim.Adam, ["mae"], strategy=strategy, workers=2, logs="none")
 result = trainer.fit(arguments.data, label="y", valid=arguments.data, epochs=2, batch_size=16, every=5)
 found = {
     "steps": result.steps,
