@@ -26,6 +26,7 @@ from strata.train import (
     PSStrategy,
     UpdateStrategy,
 )
+from strata.trainer import serving
 from tests.integration.trainer_models import Clicks, clicks, weights
 
 LOSS = nn.BCEWithLogitsLoss()
@@ -113,6 +114,24 @@ def test_a_schedule_on_the_workers_changes_the_learning_rate_of_the_servers() ->
         found.append(weights(trainer.module))
 
     assert found[0] == found[1]
+
+
+def test_a_table_with_its_own_optimizer_follows_the_schedule_from_its_own_rate() -> None:
+    module = Clicks()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    strategy = ParameterServer(tables=TABLES, optimizer=RowWiseAdagrad(lr=0.1))
+    planned = serving.plan(strategy, module, optimizer)
+
+    assert planned.rates() == {"user.weight": 0.1, "item.weight": 0.1, "dense.0": 0.5}
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert planned.rates() == {"user.weight": 0.05, "item.weight": 0.05, "dense.0": 0.25}
+
+
+def test_a_module_without_values_is_refused_until_it_is_trained() -> None:
+    trainer = trainer_of(Hybrid(sparse=ParameterServer(tables="user")), module=Clicks(device="meta"))
+    for call in (trainer.predict, partial(trainer.evaluate, label="clicked")):
+        with pytest.raises((InvalidArgument, RunFailed), match=r"user\.weight has no values in this process"):
+            call(clicks(8))
 
 
 @pytest.mark.timeout(180)

@@ -7,6 +7,7 @@ strategy, and nothing about tables is sent.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from strata.trainer.strategy.base import Bound
     from strata.trainer.trainer import Trainer
 
+log = logging.getLogger(__name__)
+
 DENSE, SPARSE, ALL = "dense", "sparse", "all"
 CHUNK_ROWS = 1 << 16
 """Rows whose initial values are computed at a time."""
@@ -59,6 +62,8 @@ class Plan:
     dense: tuple[DenseTable, ...]
     groups: Mapping[str, Group]
     """The optimizer group of each table, by table."""
+    own_rates: Mapping[str, float]
+    """Learning rates of tables with an optimizer of their own."""
 
     def values(self) -> dict[str, NDArray[np.float32]]:
         """Return the initial rows, except those of tables without values."""
@@ -66,7 +71,9 @@ class Plan:
         return found | {each.name: each.values() for each in self.dense}
 
     def rates(self) -> dict[str, float]:
-        return {name: group.rate for name, group in self.groups.items()}
+        """Return the current learning rates, which follow the schedule of the Trainer's optimizer."""
+        own = self.own_rates
+        return {n: group.scaled(own[n]) if n in own else group.rate for n, group in self.groups.items()}
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -108,7 +115,8 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
     parts = tuple(
         PartSpec(name=name, tables=tuple(own), staleness=staleness) for name, (own, staleness) in named.items() if own
     )
-    return Plan(parts=parts, tables=tuple(tables), dense=tuple(dense), groups=groups)
+    own_rates = {} if sparse.optimizer is None else {each.name: sparse.optimizer.lr for each in tables}
+    return Plan(parts=parts, tables=tuple(tables), dense=tuple(dense), groups=groups, own_rates=own_rates)
 
 
 def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group) -> TableSpec:
@@ -265,8 +273,24 @@ def decode_result(payload: bytes, ctx: Context) -> Result:
 # -- back into a plain module --------------------------------------------------------------------------------------
 
 
+def require_values(module: nn.Module) -> None:
+    """
+    Raises:
+        InvalidArgument: A parameter has no values.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            raise InvalidArgument(
+                f"parameter {name} has no values in this process: it was not trained yet, or its "
+                f"{parameter.nbytes:,} bytes do not fit into memory. Train first, or use a machine with more memory",
+                field="module",
+            )
+
+
 def load_weights(trainer: Trainer, manager: CheckpointManager, chosen: str | None) -> None:
-    """Load a checkpoint, with the rows of its servers, into the plain module."""
+    """Load a checkpoint, with the rows of its servers, into the plain module. Tables that are larger than the memory of
+    this machine stay in the checkpoint.
+    """
     strategy, module = trainer.strategy, trainer.module
     assert isinstance(strategy, ServerStrategy)
     optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
@@ -307,6 +331,9 @@ class _Rows:
         specs = {spec.name: spec for part in planned.parts for spec in part.tables}
         for table in planned.tables:
             weight = table.weight
+            if weight.is_meta and weight.nbytes > psutil.virtual_memory().available * LARGEST_SHARE:
+                log.warning("%s is larger than memory and stays in the checkpoint: %d bytes", table.name, weight.nbytes)
+                continue
             if weight.is_meta:
                 weight = nn.Parameter(torch.empty(table.num_rows, table.width))
                 for place in table.places:
@@ -319,6 +346,8 @@ class _Rows:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, saved in state.items():
+            if name not in self._weights and name not in self._dense:
+                continue
             into = self._weights[name] if name in self._weights else self._dense[name][1]
             for part in Snapshot.of(saved):
                 used = np.flatnonzero(part.used)

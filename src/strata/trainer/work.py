@@ -93,6 +93,7 @@ def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str,
     if ctx.roles.is_server:
         found: dict[str, float] = msgspec.json.decode(ctx.collect(topic, [0], timeout_s=EVALUATION_TIMEOUT_S)[0])
         return found
+    serving.require_values(trainer.module)
     evaluator, loader, _, _ = build_evaluator(trainer, config, ctx.identity, ctx.device)
     found = evaluator.evaluate(loader)
     if ctx.roles.num_servers and ctx.rank == 0:
@@ -103,6 +104,7 @@ def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str,
 def predict(trainer: Trainer, config: FitConfig) -> Any:
     """Return the predictions for `config.train`, in this process."""
     sources.check_options(config.train, config.data_options)
+    serving.require_values(trainer.module)
     device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     evaluator, loader, _, _ = build_evaluator(trainer, config, Identity(), device, needs_target=False)
     return evaluator.predict(loader)
@@ -110,6 +112,7 @@ def predict(trainer: Trainer, config: FitConfig) -> Any:
 
 def example(trainer: Trainer, config: FitConfig) -> tuple[Batch, Binding]:
     """Return a batch of `config.train` without its target, and how it is passed to the module."""
+    serving.require_values(trainer.module)
     _, loader, splitter, _ = build_evaluator(trainer, config, Identity(), torch.device("cpu"), needs_target=False)
     raw = next(iter(loader), None)
     if raw is None:

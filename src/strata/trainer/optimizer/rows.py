@@ -33,11 +33,16 @@ class Group:
         self._settings = settings
         self.number = number
         """Its position among all groups."""
+        self._first_rate = self.rate
 
     @property
     def rate(self) -> float:
         """The current learning rate."""
         return float(self._settings["lr"])
+
+    def scaled(self, rate: float) -> float:
+        """Return a learning rate of the user's own, scaled as a schedule has scaled that of the group."""
+        return rate * self.rate / self._first_rate if self._first_rate else rate
 
     def row_optimizer(self, name: str) -> RowOptimizer:
         """Return the optimizer of rows with the same settings. `name`: of the parameter, for messages.
