@@ -136,7 +136,7 @@ class WorkerLink:
         if self._clients:
             return
         ctx, roles = self._ctx, self._ctx.roles
-        published = ctx.collect(TOPIC, roles.server_ranks, timeout_s=FIND_TIMEOUT_S)
+        published = ctx.membership.collect(TOPIC, roles.server_ranks, timeout_s=FIND_TIMEOUT_S)
         endpoints = [Endpoint.decode(published[rank]) for rank in roles.server_ranks]
         names = server_names(roles.num_servers)
         node = node_of(ctx.identity)

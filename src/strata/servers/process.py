@@ -108,7 +108,7 @@ def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[
             certificate=security.certificate,
             token=security.published_token,
         )
-        ctx.publish(TOPIC, endpoint.encode())
+        ctx.membership.publish(TOPIC, endpoint.encode())
         return _follow(ctx, tables, list(servers.values()), notes)
 
 
@@ -127,7 +127,8 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
             for server in servers:
                 server.saved()
         elif note is not None and note.kind == "end":
-            ctx.end_with_workers(note.step)
+            ctx.step = note.step
+            ctx.membership.ends_together(note.step)
         elif note is not None:
             return payload
         stop_reason = stop_reason or ctx.is_stopping()

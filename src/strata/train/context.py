@@ -166,6 +166,11 @@ class Context:
         return self.identity.attempt
 
     @property
+    def membership(self) -> Membership:
+        """The connection to the other ranks of the run, for what is beyond a training script."""
+        return self._membership
+
+    @property
     def generation(self) -> int:
         """Generation of the membership; 0 without a coordinator."""
         return self._membership.generation
@@ -491,30 +496,6 @@ class Context:
     def _warn_of_unsaved(self, why: str) -> None:
         if self.rank == 0 and self._saves_last and self._unsaved is not None:
             log.warning("the last step, %d, is not saved: %s", self.step, why)
-
-    # -- parameter servers -----------------------------------------------------------------------------------------
-
-    def publish(self, topic: str, value: str) -> None:
-        """Send a small value to all ranks of this attempt, under a topic.
-
-        Raises:
-            ConfigError: There is no coordinator.
-        """
-        self._membership.publish(topic, value)
-
-    def collect(self, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:
-        """Wait for what these ranks publish under a topic; return it by rank.
-
-        Raises:
-            StrataError: A rank has published nothing in time; the message names it.
-            ConfigError: There is no coordinator.
-        """
-        return self._membership.collect(topic, ranks, timeout_s=timeout_s)
-
-    def end_with_workers(self, step: int) -> None:
-        """Reach the end of training together with the workers, as a rank that makes no steps of its own."""
-        self.step = step
-        self._membership.ends_together(step)
 
     def is_stopping(self) -> str:
         """Return why all ranks were asked to stop; empty if they were not. For a rank that makes no steps itself."""

@@ -75,7 +75,6 @@ class Loop:
             with _NOTHING if is_last else parts.bound.accumulating():
                 try:
                     with parts.evaluator.autocast(), parts.first_look(batch) if is_first else _NOTHING:
-                        parts.bound.prepare(batch)
                         loss = parts.trainer.training_step(parts.bound.module, batch)
                 except OF_MODULES as error:
                     explain(error, parts.module, batch, is_first=is_first)

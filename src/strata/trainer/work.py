@@ -91,13 +91,15 @@ def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str,
     """Evaluate the module on `config.train`, on all workers together."""
     ctx, topic = session.context, f"evaluation-{next(_evaluations)}"
     if ctx.roles.is_server:
-        found: dict[str, float] = msgspec.json.decode(ctx.collect(topic, [0], timeout_s=EVALUATION_TIMEOUT_S)[0])
+        found: dict[str, float] = msgspec.json.decode(
+            ctx.membership.collect(topic, [0], timeout_s=EVALUATION_TIMEOUT_S)[0]
+        )
         return found
     serving.require_values(trainer.module)
     evaluator, loader, _, _ = build_evaluator(trainer, config, ctx.identity, ctx.device)
     found = evaluator.evaluate(loader)
     if ctx.roles.num_servers and ctx.rank == 0:
-        ctx.publish(topic, msgspec.json.encode(found).decode())
+        ctx.membership.publish(topic, msgspec.json.encode(found).decode())
     return found
 
 

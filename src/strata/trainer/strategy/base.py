@@ -23,19 +23,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from strata.identity import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from torch import nn
-
-
-class Arguments(Protocol):
-    """The arguments of a module; a `Batch` of the Trainer is one."""
-
-    def call(self, module: Callable[..., Any]) -> Any:
-        """Call the module with them."""
-        ...
-
 
 Ranks: TypeAlias = Identity
 """The rank of this process, the world size, and its place among the nodes."""
@@ -70,10 +61,6 @@ class Bound(Protocol):
 
     def begin(self) -> None:
         """Called once, after a checkpoint was restored and before the first step."""
-        return
-
-    def prepare(self, batch: Arguments) -> None:  # noqa: ARG002 - for those that need it
-        """Called with each batch before its forward pass."""
         return
 
     def push(self) -> None:

@@ -6,8 +6,6 @@ row once. In the backward pass the gradients of these rows collect in `StepRows`
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +18,7 @@ from strata.servers.clocks import Push, sum_by_key
 from strata.servers.table.keys import unique
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from strata.servers.table.keys import Keys, Unique
     from strata.servers.table.optimizers import Rows
@@ -32,35 +30,19 @@ class RowSource(Protocol):
         ...
 
 
-class _Rows(NamedTuple):
-    """Rows of a table that were pulled together."""
-
-    rows: Tensor
-    """One per different id; a leaf of the graph while training."""
-    groups: Unique
-    """Of all ids for which they were pulled."""
-
-
-class _Call(NamedTuple):
-    """A lookup that is expected, with its place among the ids of its table."""
-
-    ids: Tensor
-    pulled: _Rows
-    start: int
-
-
 class Found(NamedTuple):
     """The rows for the ids of one lookup."""
 
     rows: Tensor
+    """One per different id; a leaf of the graph while training."""
     positions: Tensor
     """The row of each id, in the shape of the ids."""
-    groups: Unique | None
-    """The positions by row, if the rows were pulled for this lookup alone."""
+    groups: Unique
+    """The positions by row."""
 
     def gathered(self) -> Tensor:
         """Return the row of each id."""
-        if self.groups is None or not self.rows.requires_grad or not self.rows.is_cpu:
+        if not self.rows.requires_grad or not self.rows.is_cpu:
             return functional.embedding(self.positions, self.rows)
         found: Tensor = _Gather.apply(self.rows, self.positions, self.groups)  # type: ignore[no-untyped-call]
         return found
@@ -72,40 +54,15 @@ class StepRows:
     def __init__(self, source: RowSource) -> None:
         self._source = source
         self._used: dict[str, list[tuple[Keys, Tensor]]] = {}
-        self._expected: dict[str, deque[_Call]] = {}
-
-    def expect(self, calls: Sequence[tuple[str, Tensor]]) -> None:
-        """Pull the rows for the lookups of the next forward pass, all at once. Those of other ids are pulled then."""
-        by_table: dict[str, list[Tensor]] = {}
-        for table, ids in calls:
-            by_table.setdefault(table, []).append(ids)
-        groups = {table: _different(parts) for table, parts in by_table.items()}
-        rows = self._source.pull({table: each.keys for table, each in groups.items()})
-        self._expected = {}
-        for table, parts in by_table.items():
-            pulled = _Rows(self._leaf(table, groups[table].keys, rows[table], parts[0].device), groups[table])
-            starts = itertools.accumulate((part.numel() for part in parts), initial=0)
-            self._expected[table] = deque(_Call(*each) for each in zip(parts, itertools.repeat(pulled), starts))
 
     def rows_of(self, table: str, ids: Tensor) -> Found:
         """Return the rows of the different ids, and for each id the position of its row."""
-        expected = self._expected.get(table)
-        call = expected.popleft() if expected else None
-        if call is None or not torch.equal(call.ids, ids):  # the forward pass has computed other ids than before it
-            groups = _different([ids])
-            pulled = self._source.pull({table: groups.keys})[table]
-            call = _Call(ids, _Rows(self._leaf(table, groups.keys, pulled, ids.device), groups), 0)
-        rows, groups = call.pulled
-        is_whole = len(groups.inverse) == ids.numel()
-        positions = torch.from_numpy(groups.inverse[call.start : call.start + ids.numel()])
-        return Found(rows, positions.to(ids.device).reshape(ids.shape), groups if is_whole else None)
-
-    def _leaf(self, table: str, keys: Keys, rows: Rows, device: torch.device) -> Tensor:
-        leaf = torch.from_numpy(rows).to(device)
+        groups = unique(ids.detach().reshape(-1).cpu().numpy().astype(np.uint64))
+        rows = torch.from_numpy(self._source.pull({table: groups.keys})[table]).to(ids.device)
         if torch.is_grad_enabled():
-            leaf.requires_grad_()
-            self._used.setdefault(table, []).append((keys, leaf))
-        return leaf
+            rows.requires_grad_()
+            self._used.setdefault(table, []).append((groups.keys, rows))
+        return Found(rows, torch.from_numpy(groups.inverse).to(ids.device).reshape(ids.shape), groups)
 
     def take_gradients(self) -> dict[str, Push]:
         """Return the gradient of each used row, by table, and begin a new step.
@@ -125,11 +82,6 @@ class StepRows:
             gradients = np.concatenate([each for _, each in pushed])
             found[table] = Push(groups.keys, sum_by_key(gradients, groups))
         return found
-
-
-def _different(parts: Sequence[Tensor]) -> Unique:
-    flat = [part.detach().reshape(-1).cpu().numpy() for part in parts]
-    return unique((flat[0] if len(flat) == 1 else np.concatenate(flat)).astype(np.uint64))
 
 
 class _Gather(torch.autograd.Function):

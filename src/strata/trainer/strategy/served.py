@@ -6,7 +6,6 @@ as a copy, which every push renews.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,8 +13,7 @@ from torch import nn
 
 from strata.servers.clocks import Push
 from strata.trainer.strategy.base import Bound
-from strata.trainer.strategy.id_program import IdProgram, NotTraceable
-from strata.trainer.strategy.lookup import BagLookup, Lookup, StepRows
+from strata.trainer.strategy.lookup import StepRows
 from strata.trainer.strategy.tables import replace
 
 if TYPE_CHECKING:
@@ -24,12 +22,8 @@ if TYPE_CHECKING:
 
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
-    from strata.trainer.strategy.base import Arguments
     from strata.trainer.strategy.dense_table import DenseTable
     from strata.trainer.strategy.tables import FoundTable
-
-
-log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
@@ -75,7 +69,6 @@ class Served(Bound):
             empty = nn.Parameter(torch.empty_like(table.weight, device="meta"))
             for place in table.places:
                 self._originals[place].weight = empty
-        self._program = self._program_of(module)
         self._inner = bind(module)
         self.module = self._inner.module
         self.is_replicated = self._inner.is_replicated and (is_synchronous or not self._dense)
@@ -83,24 +76,6 @@ class Served(Bound):
     def begin(self) -> None:
         self._renew()
         self._inner.begin()
-
-    @staticmethod
-    def _program_of(module: nn.Module) -> IdProgram | None:
-        """Return the program that predicts the ids of lookups; None for a single one, whose pull is the only one."""
-        lookups = [each for each in module.modules() if isinstance(each, Lookup | BagLookup)]
-        return IdProgram.of(module) if len(lookups) > 1 else None
-
-    def prepare(self, batch: Arguments) -> None:
-        """Pull the rows of all lookups at once, if their ids are known before the forward pass."""
-        if self._program is None:
-            return
-        try:
-            calls = self._program.of_batch(batch)
-        except NotTraceable as error:
-            log.info("the rows of each embedding are pulled by themselves: %s", error)
-            self._program = None
-        else:
-            self._rows.expect(calls)
 
     def accumulating(self) -> AbstractContextManager[None]:
         return self._inner.accumulating()
