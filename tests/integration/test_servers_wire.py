@@ -105,6 +105,35 @@ def test_rows_and_gradients_travel_to_the_servers_that_own_them(cluster: Cluster
     assert all(len(server.state.tables["users"]) > 100 for server in cluster.servers)
 
 
+def test_rows_travel_between_machines_in_half_precision_on_request(tmp_path: Path) -> None:
+    found = []
+    for is_half in (False, True):
+        cluster = Cluster(tmp_path, "tcp", 2, num_workers=1, staleness=0)
+        client = cluster.client(is_half=is_half)
+        train(client, 0, 3)
+        wanted = keys_of(1)
+        found.append(client.pull(3, wanted).rows(DEADLINE_S)["users"])
+        kept = np.concatenate([server.state.tables["users"].pull(wanted["users"]) for server in cluster.servers])
+        client.close()
+        cluster.close()
+
+    exact, halves = found
+    assert (halves.astype(np.float16) == halves).all(), "sent in 16 bits"
+    assert not (kept.astype(np.float16) == kept).all(), "kept in 32 bits"
+    np.testing.assert_allclose(halves, exact, rtol=5e-3, atol=1e-4)
+
+
+def test_shared_memory_is_never_converted_to_half_precision(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=0)
+    client = cluster.client(is_half=True)
+    train(client, 0, 2)
+    rows = client.pull(2, keys_of(1)).rows(DEADLINE_S)["users"]
+    client.close()
+    cluster.close()
+
+    assert not (rows.astype(np.float16) == rows).all()
+
+
 def test_a_message_that_does_not_fit_into_shared_memory_goes_through_the_socket(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
     client = cluster.client(slab_bytes=1 << 16)

@@ -219,6 +219,7 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name() -> None:
         ({"staleness": -1}, "staleness=-1"),
         ({"optimizer": torch.optim.SGD}, "not an optimizer of rows"),
         ({"min_bytes": 1.5}, r"min_bytes=1\.5"),
+        ({"wire": "fp8"}, "use 'fp32' or 'fp16'"),
     ],
 )
 def test_settings_of_servers_are_checked_when_they_are_made(arguments: dict[str, Any], reason: str) -> None:

@@ -18,6 +18,7 @@ from strata.errors import StrataError
 from strata.servers import protocol
 from strata.servers.placement import Placement
 from strata.servers.server import MAX_MESSAGE_BYTES
+from strata.servers.table.half import to_half
 from strata.transport.bulk import ConnectionLost, connect
 from strata.transport.slab import Slab
 
@@ -53,6 +54,7 @@ class ServersClient:
         tokens: Mapping[str, str] = MappingProxyType({}),
         contexts: Mapping[str, ssl.SSLContext | None] = MappingProxyType({}),
         slab_bytes: int = SLAB_BYTES,
+        is_half: bool = False,
     ) -> None:
         """Connect to all servers and join.
 
@@ -60,6 +62,7 @@ class ServersClient:
             addresses: By the name of the server, like `tokens` and TLS `contexts`.
             widths: By table.
             slab_bytes: Shared memory for each server on this machine; 0 for none.
+            is_half: Send rows and gradients in half precision to servers on other machines.
 
         Raises:
             ConnectionLost: A server does not answer; the message names it.
@@ -71,7 +74,8 @@ class ServersClient:
         try:
             for name, address in addresses.items():
                 token, context = tokens.get(name, ""), contexts.get(name)
-                self._links.append(_Link(name, address, token=token, context=context, slab_bytes=slab_bytes))
+                link = _Link(name, address, token=token, context=context, slab_bytes=slab_bytes, is_half=is_half)
+                self._links.append(link)
             joins = [link.ask(protocol.Join(0, *fence)) for link in self._links]
             self.clock = min(join.result()[0].clock for join in joins)
         except BaseException:
@@ -188,12 +192,15 @@ class Pulled:
 class _Link:
     """The connection to one server; a thread receives its answers."""
 
-    def __init__(self, name: str, address: str, *, token: str, context: ssl.SSLContext | None, slab_bytes: int) -> None:
+    def __init__(
+        self, name: str, address: str, *, token: str, context: ssl.SSLContext | None, slab_bytes: int, is_half: bool
+    ) -> None:
         self.name = name
         try:
             self._connection = connect(address, token=token, context=context, max_bytes=MAX_MESSAGE_BYTES)
         except ConnectionLost as error:
             raise ConnectionLost(f"parameter server {name}: {error.message}") from error
+        self._is_half = is_half and not self._connection.can_share
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
@@ -238,7 +245,7 @@ class _Link:
         num_bytes = sum(each.nbytes for each in keys) + sum(4 * num * width for num, width in shapes)
         region = next((each for each in self._regions["pull"] if each.is_free and each.fits(num_bytes)), None)
         if region is None:
-            return _Part(self.name, self.ask(protocol.Pull(0, clock, tables), list(keys)))
+            return _Part(self.name, self.ask(protocol.Pull(0, clock, tables, is_half=self._is_half), list(keys)))
         region.begin()
         given = [region.put(each) for each in keys]
         room = [region.take(4 * num * width) for num, width in shapes]
@@ -249,7 +256,7 @@ class _Link:
         num_bytes = sum(len(own) * array[:1].nbytes for array, own in parts)
         regions = self._regions["push"]
         if not regions or not regions[0].fits(num_bytes):
-            return self.ask(request, [array[own] for array, own in parts])
+            return self.ask(request, [self._on_the_wire(array[own]) for array, own in parts])
         region = regions.pop(0)
         regions.append(region)
         if region.user is not None:
@@ -258,6 +265,9 @@ class _Link:
         region.user = self.ask(request, [region.gather(array, own) for array, own in parts])
         region.release()
         return region.user
+
+    def _on_the_wire(self, array: NDArray[Any]) -> NDArray[Any]:
+        return to_half(array) if self._is_half and array.dtype == np.float32 else array
 
     def _receive(self) -> None:
         try:

@@ -148,6 +148,7 @@ class WorkerLink:
                 {spec.name: spec.width for spec in part.tables},
                 tokens={name: each.client_token() for name, each in zip(names, endpoints, strict=True)},
                 contexts={name: each.client_context() for name, each in zip(names, endpoints, strict=True)},
+                is_half=part.is_half,
             )
             if client.clock != ctx.step:
                 raise StrataError(

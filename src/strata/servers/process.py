@@ -56,6 +56,8 @@ class PartSpec:
     name: str
     tables: tuple[TableSpec, ...]
     staleness: int | None
+    is_half: bool = False
+    """Whether rows travel between machines in half precision."""
 
 
 def server_names(number: int) -> list[str]:

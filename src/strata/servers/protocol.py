@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from strata import errors
+from strata.servers.table.half import from_half
 from strata.servers.table.table import NotFiniteGradient
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Pull(msgspec.Struct, tag=True, array_like=True):
     clock: int
     tables: list[str]
     has_room: bool = False
+    is_half: bool = False
+    """Answer in half precision."""
 
 
 class Push(msgspec.Struct, tag=True, array_like=True):
@@ -123,10 +126,13 @@ def keys_in(buffer: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 
 def rows_in(buffer: NDArray[np.uint8], num_rows: int, width: int) -> NDArray[np.float32]:
-    """
+    """Return the rows in a buffer: the buffer itself, or a copy of rows in half precision.
+
     Raises:
         InvalidArgument: It does not hold as many rows.
     """
+    if num_rows and buffer.nbytes == num_rows * width * 2:
+        return from_half(buffer.view(np.uint16).reshape(num_rows, width))
     if buffer.nbytes != num_rows * width * 4:
         raise errors.InvalidArgument(
             f"{num_rows} rows of {width} numbers have {num_rows * width * 4} bytes, not {buffer.nbytes}", field="rows"

@@ -16,6 +16,7 @@ from strata.errors import InvalidArgument, StrataError
 from strata.servers import protocol
 from strata.servers.clocks import Push
 from strata.servers.state import Fence
+from strata.servers.table.half import to_half
 from strata.transport.bulk import BulkServer, ConnectionLost
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ class Server:
         self.num_pulled_rows += sum(map(len, wanted.values()))
 
         def answer(rows: dict[str, Rows]) -> None:
-            sent = [] if request.has_room else [rows[name] for name in request.tables]
+            sent: list[Any] = [] if request.has_room else [rows[name] for name in request.tables]
+            if request.is_half:
+                sent = [to_half(each) for each in sent]
             self._replies.append(_Reply(connection, protocol.Answer(request.id), sent))
 
         self.state.pull(fence, request.clock, wanted, answer, room)

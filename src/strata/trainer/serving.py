@@ -109,11 +109,13 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
             )
     if isinstance(strategy, Hybrid) and dense:
         assert isinstance(strategy.dense, ParameterServer)
-        named = {SPARSE: (specs, sparse.staleness), DENSE: (dense_specs, strategy.dense.staleness)}
+        named = {SPARSE: (specs, sparse), DENSE: (dense_specs, strategy.dense)}
     else:
-        named = {ALL: ([*specs, *dense_specs], sparse.staleness)}
+        named = {ALL: ([*specs, *dense_specs], sparse)}
     parts = tuple(
-        PartSpec(name=name, tables=tuple(own), staleness=staleness) for name, (own, staleness) in named.items() if own
+        PartSpec(name=name, tables=tuple(own), staleness=of.staleness, is_half=of.wire == "fp16")
+        for name, (own, of) in named.items()
+        if own
     )
     own_rates = {} if sparse.optimizer is None else {each.name: sparse.optimizer.lr for each in tables}
     return Plan(parts=parts, tables=tuple(tables), dense=tuple(dense), groups=groups, own_rates=own_rates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from strata.errors import InvalidArgument
 from strata.servers.table.initial import Initial
@@ -30,6 +30,9 @@ class ParameterServer:
     staleness: int | None = 0
     """How many steps a worker may be ahead of the slowest. 0: synchronous, the gradients of all workers are averaged in
     every step. None: asynchronous, every push is applied at once."""
+    wire: Literal["fp32", "fp16"] = "fp32"
+    """Precision of rows and gradients between machines; within a machine they are not converted. Servers compute in
+    fp32."""
     tables: str | Sequence[str] | None = None
     """Names or patterns of the embeddings that become sparse tables, such as `("user", "*.item")`; by default all of at
     least `min_bytes`."""
@@ -52,6 +55,8 @@ class ParameterServer:
         _require_count("servers", self.servers, least=1, most=MAX_SERVERS)
         if self.staleness is not None:
             _require_count("staleness", self.staleness, least=0)
+        if self.wire not in ("fp32", "fp16"):
+            raise InvalidArgument(f"wire={self.wire!r} is unknown; use 'fp32' or 'fp16'", field="wire")
         if isinstance(self.tables, str):
             object.__setattr__(self, "tables", (self.tables,))
         elif self.tables is not None:
