@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """The step between two numbers of splitmix64."""
-_GOLDEN, _ALL = int(GOLDEN), (1 << 64) - 1
 
 
 def finalize(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -31,16 +28,3 @@ def finalize(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the hash of each number. Different numbers have different hashes."""
     return finalize(values + GOLDEN)
-
-
-def mix_all(numbers: Iterable[int]) -> int:
-    """Return one hash of several numbers below 2⁶⁴, which depends on their order. In plain integers: for a few numbers
-    that takes a tenth of the time of numpy.
-    """
-    found = 0
-    for number in numbers:
-        found = (found ^ number) + _GOLDEN & _ALL
-        found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 & _ALL
-        found = (found ^ found >> 27) * 0x94D049BB133111EB & _ALL
-        found ^= found >> 31
-    return found

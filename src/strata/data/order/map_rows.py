@@ -23,7 +23,7 @@ from strata.data.order.cursor import MAX_COUNT, check_version
 from strata.data.order.order import MAX_SEED
 from strata.data.order.steps import Steps
 from strata.errors import InvalidArgument, PlanChanged
-from strata.splitmix import finalize, mix_all
+from strata.splitmix import finalize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -323,4 +323,4 @@ def _positions(steps: Steps, batch: int, rank: int) -> Ints:
 
 def _seed(*key: int) -> int:
     """Return a 64-bit seed. The key includes its length, so no key is a prefix of another."""
-    return mix_all((_SEEDS, len(key), *key))
+    return int(np.random.SeedSequence((_SEEDS, len(key), *key)).generate_state(1, np.uint64)[0])
