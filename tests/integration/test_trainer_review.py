@@ -480,7 +480,7 @@ def test_an_evaluation_before_a_fit_does_not_move_the_checkpoints_of_a_rank(monk
             return {}
 
     model = trainer(checkpoints="saved")
-    monkeypatch.setattr(model, "_engine", Recorder)
+    monkeypatch.setattr(model, "_engine", lambda **_: Recorder())
     monkeypatch.setattr(engine, "is_worker", lambda: True)
 
     model.evaluate(arrays(20))
