@@ -87,7 +87,7 @@ class Gate:
         draft.replace(self.path)
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_killed_repeatedly_counts_every_row_once_and_ends_with_the_same_weights(
     job: Any, undisturbed: Any, num_workers: int, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def checked(run: Run, num_workers: int) -> str:
     return digests.pop()
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_prefetching_workers_ends_with_the_weights_of_an_undisturbed_one(
     job: Any, tmp_path: Path
 ) -> None:

@@ -237,7 +237,7 @@ def test_an_upload_that_fails_for_good_is_aborted(
     proxy.plan(THROTTLED, kind, num=None)
     with pytest.raises(StorageUnavailable, match="SlowDown"):
         faulty.put_large("d/large", pattern(BIG))
-    assert proxy.seen[-1] == "abort upload"
+    assert "abort upload" in proxy.seen  # not always the last: other parts may be on their way
     assert keys_of(sound) == []
     until(lambda: s3.unfinished_uploads() == before, "nothing is left of the upload")
 

@@ -17,7 +17,8 @@ CHILDREN = Path(__file__).parent / "fork_children.py"
     "name",
     [
         *("manager", "thread_manager", "async_manager", "registry", "client", "async_client", "orchestrator"),
-        *("context", "loader", "process_loader", "map_loader", "trainer", "scratch", "dataloader_after_a_save"),
+        *("context", "loader", "process_loader", "scratch", "dataloader_after_a_save"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("map_loader", "trainer")),
     ],
 )
 def test_after_a_fork_the_child_exits_and_the_parent_continues(name: str, tmp_path: Path) -> None:

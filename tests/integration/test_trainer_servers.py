@@ -167,6 +167,7 @@ def test_workers_that_do_not_wait_for_each_other_learn_too(staleness: int | None
     assert trainer.predict(clicks(203)).shape == (203,)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_table_without_values_gets_its_rows_on_the_servers(tmp_path: Path) -> None:
     module = Clicks(device="meta")
