@@ -7,14 +7,7 @@ deadlines use `monotonic_s`, which no administrator can set back; `wall_s` is fo
 from __future__ import annotations
 
 import time
-from typing import NamedTuple, Protocol
-
-
-class Moment(NamedTuple):
-    """One reading of both clocks."""
-
-    monotonic_s: float
-    wall_s: float
+from typing import Protocol
 
 
 class Clock(Protocol):
@@ -25,10 +18,6 @@ class Clock(Protocol):
     def wall_s(self) -> float:
         """Return seconds since 1970; may jump."""
         ...
-
-
-def look(clock: Clock) -> Moment:
-    return Moment(clock.monotonic_s(), clock.wall_s())
 
 
 class SystemClock:

@@ -35,8 +35,8 @@ def answers_before_the_commit(patch: Patch) -> None:
     def early(self: Engine, decide: Any, done: Callable[[Any], None]) -> None:
         answered: list[Any] = []
 
-        def decided(core: Any, at: Any) -> Any:
-            answer = decide(core, at)
+        def decided(core: Any, clock: Any) -> Any:
+            answer = decide(core, clock)
             if not callable(answer) and not isinstance(answer, Ticket):
                 answered.append(answer)
                 done(answer)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clockwork import Process, SimulatedLoop
 from ledger import DATASET, JOB
 
-from strata.clock import Moment
+from strata.clock import Clock
 from strata.coordinator.config import CoordinatorConfig, JournalConfig, LeaseConfig
 from strata.coordinator.journal import Entry, Loaded
 from strata.coordinator.journal.memory import MemoryJournal
@@ -222,7 +222,7 @@ class Server(Process):
             connection.send("down", lambda: connection.node.answered(call, answer), connection.node)
 
         submit = self.engine.call_volatile if call.method == "heartbeat" else self.engine.call
-        submit(lambda core, at: place.decide(core, at, call), done)
+        submit(lambda core, clock: place.decide(core, clock, call), done)
 
     def _track_workers(self, connection: Connection, call: Call, answer: Any) -> None:
         worker_id = call.args.get("worker_id", "")
@@ -255,9 +255,9 @@ class Place:
     ticket: Ticket | None = None
     core: int = field(default=0)
 
-    def decide(self, core: Core, at: Moment, call: Call) -> Any:
+    def decide(self, core: Core, clock: Clock, call: Call) -> Any:
         world = self.server.world
-        answer = DECIDE[call.method](core, at, call)
+        answer = DECIDE[call.method](core, clock, call)
         if call.fence in world.ledger.left and call.method != "deregister_worker":
             world.ledger.fail(f"{call.method} of {call.args} was carried out, though it is declared dead")
         if call.method == "heartbeat":
@@ -267,53 +267,53 @@ class Place:
         return answer
 
 
-def _register_worker(core: Core, at: Moment, call: Call) -> Any:
+def _register_worker(core: Core, clock: Clock, call: Call) -> Any:
     with core.job_or_new(JOB) as job:
         return job.register_worker(
-            **call.args, capacity=1.0, hostname="", now_s=at.monotonic_s, nonce=call.number & 0x7FFF
+            **call.args, capacity=1.0, hostname="", now_s=clock.monotonic_s(), nonce=call.number & 0x7FFF
         )
 
 
-def _register_dataset(core: Core, _at: Moment, call: Call) -> Any:
+def _register_dataset(core: Core, _clock: Clock, call: Call) -> Any:
     with core.job_or_new(JOB) as job:
         return job.register_dataset(e.DatasetSpec(dataset_id=DATASET, shuffle=True, **call.args))
 
 
-def _heartbeat(core: Core, at: Moment, call: Call) -> Any:
+def _heartbeat(core: Core, clock: Clock, call: Call) -> Any:
     return core.job(JOB).heartbeat(
-        fence=call.fence, state=None, step=None, epoch=None, metrics={}, now_s=at.monotonic_s, **call.args
+        fence=call.fence, state=None, step=None, epoch=None, metrics={}, now_s=clock.monotonic_s(), **call.args
     )
 
 
-def _wait_barrier(core: Core, at: Moment, call: Call) -> Any:
+def _wait_barrier(core: Core, clock: Clock, call: Call) -> Any:
     return core.job(JOB).wait_barrier(
-        fence=call.fence, members=frozenset(), timeout_s=15.0, now_s=at.monotonic_s, **call.args
+        fence=call.fence, members=frozenset(), timeout_s=15.0, now_s=clock.monotonic_s(), **call.args
     )
 
 
-def _notify_checkpoint(core: Core, at: Moment, call: Call) -> Any:
+def _notify_checkpoint(core: Core, clock: Clock, call: Call) -> Any:
     args = dict(call.args)
     name = args.pop("checkpoint_id")
     spec = e.CheckpointSpec(checkpoint_id=name, step=1, epoch=0, path=f"/{name}")
-    return core.job(JOB).notify_checkpoint(fence=call.fence, spec=spec, ack=e.RankAck(), wall_s=at.wall_s, **args)
+    return core.job(JOB).notify_checkpoint(fence=call.fence, spec=spec, ack=e.RankAck(), wall_s=clock.wall_s(), **args)
 
 
-def _get_assigned_shards(core: Core, _at: Moment, call: Call) -> Any:
+def _get_assigned_shards(core: Core, _clock: Clock, call: Call) -> Any:
     job = core.job(JOB)
     return lambda: job.assigned_shards(
         call.args["worker_id"], dataset_id=DATASET, epoch=None, include_done=False, offset=0
     )
 
 
-def _get_membership(core: Core, _at: Moment, call: Call) -> Any:
+def _get_membership(core: Core, _clock: Clock, call: Call) -> Any:
     return core.job(JOB).standing(call.args["worker_id"], call.fence)
 
 
-def _list_datasets(core: Core, _at: Moment, _call: Call) -> Any:
+def _list_datasets(core: Core, _clock: Clock, _call: Call) -> Any:
     return core.job(JOB).shards.dataset(DATASET).epoch
 
 
-DECIDE: dict[str, Callable[[Core, Moment, Call], Any]] = {
+DECIDE: dict[str, Callable[[Core, Clock, Call], Any]] = {
     "register_worker": _register_worker,
     "register_dataset": _register_dataset,
     "heartbeat": _heartbeat,

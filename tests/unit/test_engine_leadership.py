@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strata.clock import ManualClock, Moment
+from strata.clock import Clock, ManualClock
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig
 from strata.coordinator.journal import Entry, MemoryJournal
 from strata.coordinator.journal.leadership import MemoryLeadership
@@ -28,10 +28,10 @@ class FailingJournal(MemoryJournal):
         return super().append(entries, snapshot=snapshot)
 
 
-def register(core: Core, at: Moment) -> Any:
+def register(core: Core, clock: Clock) -> Any:
     with core.job_or_new("j") as job:
         return job.register_worker(
-            "w", instance_id="i", capacity=0, hostname="", takeover=False, nonce=1, now_s=at.monotonic_s
+            "w", instance_id="i", capacity=0, hostname="", takeover=False, nonce=1, now_s=clock.monotonic_s()
         )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from strata.clock import Moment
+    from strata.clock import Clock
     from strata.coordinator.serve.engine import Engine
     from strata.coordinator.serve.session import SessionHub
     from strata.coordinator.state.core import Core
@@ -162,7 +162,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     async def status() -> m.Status:
         """Return an overview of the coordinator."""
 
-        def read(core: Core, _at: Moment) -> tuple[int, int, list[m.StatusJob]]:
+        def read(core: Core, _clock: Clock) -> tuple[int, int, list[m.StatusJob]]:
             num_workers = sum(len(job.membership.members) for job in core.jobs.values())
             shown = itertools.islice(core.jobs.values(), MAX_LIMIT)
             return len(core.jobs), num_workers, [views.status_job(job) for job in shown]
@@ -197,7 +197,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     ) -> m.Page[m.Worker]:
         """List the workers by job and rank."""
 
-        def read(core: Core, at: Moment) -> m.Page[m.Worker]:
+        def read(core: Core, clock: Clock) -> m.Page[m.Worker]:
             found = (
                 (one.job_id, rank, member)
                 for one in views.jobs(core, job)
@@ -206,7 +206,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
                 and state in (None, member.state)
                 and suspect in (None, member.suspect_since_s is not None)
             )
-            return page(found, lambda one: views.worker(*one, at.monotonic_s), limit=limit, offset=offset)
+            return page(found, lambda one: views.worker(*one, clock.monotonic_s()), limit=limit, offset=offset)
 
         return await query(engine, read)
 
@@ -216,7 +216,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     ) -> m.Page[m.Dataset]:
         """List datasets and their progress in the current epoch."""
 
-        def read(core: Core, _at: Moment) -> m.Page[m.Dataset]:
+        def read(core: Core, _clock: Clock) -> m.Page[m.Dataset]:
             found = (
                 (one.job_id, dataset)
                 for one in views.jobs(core, job)
@@ -237,7 +237,7 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     ) -> m.Page[m.Checkpoint]:
         """List the remembered checkpoints, oldest first, then those that are not committed yet."""
 
-        def read(core: Core, _at: Moment) -> m.Page[m.Checkpoint]:
+        def read(core: Core, _clock: Clock) -> m.Page[m.Checkpoint]:
             found = (
                 (one, found)
                 for one in views.jobs(core, job)
@@ -255,14 +255,14 @@ def _add_state(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guard)
     ) -> m.Page[m.Barrier]:
         """List the waiting barriers, and those released in the current generation."""
 
-        def read(core: Core, at: Moment) -> m.Page[m.Barrier]:
+        def read(core: Core, clock: Clock) -> m.Page[m.Barrier]:
             found = (
                 (one, found)
                 for one in views.jobs(core, job)
                 for found in views.barriers(one)
                 if state in (None, "released" if isinstance(found, tuple) else "open")
             )
-            return page(found, lambda one: views.barrier(*one, at.monotonic_s), limit=limit, offset=offset)
+            return page(found, lambda one: views.barrier(*one, clock.monotonic_s()), limit=limit, offset=offset)
 
         return await query(engine, read)
 
@@ -357,7 +357,7 @@ async def _refuse_request(_request: Request, error: Exception) -> Response:
     return _error_response(error.status_code, "RequestRefused", f"{error.detail}; see /openapi.json", "", headers)
 
 
-async def query(engine: Engine, read: Callable[[Core, Moment], T]) -> T:
+async def query(engine: Engine, read: Callable[[Core, Clock], T]) -> T:
     """Return the result of `read`, once all state that it saw is durable."""
     for attempt in range(1, NUM_ATTEMPTS + 1):
         answer = await _query_once(engine, read)
@@ -369,16 +369,16 @@ async def query(engine: Engine, read: Callable[[Core, Moment], T]) -> T:
     raise AssertionError("unreachable")
 
 
-async def _query_once(engine: Engine, read: Callable[[Core, Moment], T]) -> T | errors.StrataError:
+async def _query_once(engine: Engine, read: Callable[[Core, Clock], T]) -> T | errors.StrataError:
     answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def done(answer: Any) -> None:
         if not answered.done():  # it may have timed out
             answered.set_result(answer)
 
-    def guarded_read(core: Core, at: Moment) -> T | errors.StrataError:
+    def guarded_read(core: Core, clock: Clock) -> T | errors.StrataError:
         try:
-            return read(core, at)
+            return read(core, clock)
         except errors.StrataError as error:
             return error
         except Exception as error:
@@ -386,7 +386,7 @@ async def _query_once(engine: Engine, read: Callable[[Core, Moment], T]) -> T | 
             log.exception("unexpected error in an HTTP request")
             return errors.StrataError(f"the coordinator failed on this request ({type(error).__name__}); see its log")
 
-    engine.call(lambda core, at: lambda: guarded_read(core, at), done)
+    engine.call(lambda core, clock: lambda: guarded_read(core, clock), done)
     try:
         async with asyncio.timeout(QUERY_TIMEOUT_S):
             return await answered  # type: ignore[no-any-return]

@@ -46,7 +46,10 @@ class EngineBackend:
 
     def submit(self, method: Method, request: Any, done: Done) -> None:
         call = self._engine.call_volatile if method.volatile else self._engine.call
-        call(lambda core, at: method.decide(core, request, at), lambda value: done(method.answer(value, self._config)))
+        call(
+            lambda core, clock: method.decide(core, request, clock),
+            lambda value: done(method.answer(value, self._config)),
+        )
 
     def suspect(self, job_id: str, worker_id: str, fence: int) -> None:
         self._engine.suspect(job_id, worker_id, fence)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from strata.clock import Clock, Moment, look
+from strata.clock import Clock
 from strata.coordinator.journal import Entry
 from strata.coordinator.serve.metrics import Metrics
 from strata.coordinator.state import events as e
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 PROBE_EVERY_S = 1.0
 """Seconds between two attempts to write to a failed journal while no call arrives."""
 
-Decide = Callable[[Core, Moment], Any]
-"""A call on the core at a given time. Returns the answer, a function that returns it after the seal, or a ticket to
-wait for."""
+Decide = Callable[[Core, Clock], Any]
+"""A call on the core; the clock is for calls that need the time. Returns the answer, a function that returns it after
+the seal, or a ticket to wait for."""
 Done = Callable[[Any], None]
 """Receives the answer or the `StrataError`; called exactly once."""
 
@@ -204,7 +204,7 @@ class Engine:
         if self._core_lost:
             return self.failure
         try:
-            return decide(self.core, look(self._clock))
+            return decide(self.core, self._clock)
         except StrataError as error:
             return error
         except Exception as error:

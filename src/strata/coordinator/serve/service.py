@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from strata.clock import Moment
+    from strata.clock import Clock
     from strata.coordinator.config import CoordinatorConfig
     from strata.coordinator.serve.admission import AdmissionControl
     from strata.coordinator.serve.backend import Backend
@@ -54,7 +54,7 @@ class Method:
     """As in the .proto."""
     request: type[Message]
     response: type[Message]
-    decide: Callable[[Core, Any, Moment], Any]
+    decide: Callable[[Core, Any, Clock], Any]
     encode: Callable[[Any, CoordinatorConfig], Message]
     volatile: bool = False
     """Answered at once: touches nothing durable."""
@@ -93,7 +93,7 @@ class Method:
 # -- workers -------------------------------------------------------------------------------------------------------
 
 
-def _register_worker(core: Core, r: pb.RegisterWorkerRequest, at: Moment) -> Callable[[], Registration]:
+def _register_worker(core: Core, r: pb.RegisterWorkerRequest, clock: Clock) -> Callable[[], Registration]:
     with core.job_or_new(r.job_id) as job:
         return job.register_worker(
             r.worker_id,
@@ -105,7 +105,7 @@ def _register_worker(core: Core, r: pb.RegisterWorkerRequest, at: Moment) -> Cal
             launch_rank=r.launch_rank if r.HasField("launch_rank") else None,
             attempt=r.attempt if r.HasField("attempt") else None,
             nonce=secrets.randbits(NONCE_BITS),
-            now_s=at.monotonic_s,
+            now_s=clock.monotonic_s(),
         )
 
 
@@ -120,7 +120,7 @@ def _registered(value: Registration, config: CoordinatorConfig) -> pb.RegisterWo
     )
 
 
-def _deregister_worker(core: Core, r: pb.DeregisterWorkerRequest, _at: Moment) -> Callable[[], int]:
+def _deregister_worker(core: Core, r: pb.DeregisterWorkerRequest, _clock: Clock) -> Callable[[], int]:
     return core.job(r.job_id).deregister_worker(r.worker_id, r.incarnation, r.reason)
 
 
@@ -128,7 +128,7 @@ def _deregistered(generation: int, _config: CoordinatorConfig) -> pb.DeregisterW
     return pb.DeregisterWorkerResponse(generation=generation)
 
 
-def _heartbeat(core: Core, r: pb.HeartbeatRequest, at: Moment) -> Beat:
+def _heartbeat(core: Core, r: pb.HeartbeatRequest, clock: Clock) -> Beat:
     state = r.state
     return core.job(r.job_id).heartbeat(
         r.worker_id,
@@ -138,7 +138,7 @@ def _heartbeat(core: Core, r: pb.HeartbeatRequest, at: Moment) -> Beat:
         epoch=r.epoch if r.HasField("epoch") else None,
         metrics=r.metrics,
         acked_command_id=r.acked_command_id,
-        now_s=at.monotonic_s,
+        now_s=clock.monotonic_s(),
         events=wire.decode_worker_events(r.events) if r.events else (),
     )
 
@@ -156,15 +156,15 @@ def _all_is_well(generation: int, num_workers: int) -> pb.HeartbeatResponse:
     return pb.HeartbeatResponse(generation=generation, num_workers=num_workers)
 
 
-def _report_suspicion(core: Core, r: pb.ReportSuspicionRequest, at: Moment) -> None:
-    core.job(r.job_id).report_suspicion(r.worker_id, r.incarnation, r.reason, now_s=at.monotonic_s)
+def _report_suspicion(core: Core, r: pb.ReportSuspicionRequest, clock: Clock) -> None:
+    core.job(r.job_id).report_suspicion(r.worker_id, r.incarnation, r.reason, now_s=clock.monotonic_s())
 
 
 def _suspected(_value: None, _config: CoordinatorConfig) -> pb.ReportSuspicionResponse:
     return pb.ReportSuspicionResponse()
 
 
-def _send_command(core: Core, r: pb.SendCommandRequest, _at: Moment) -> tuple[int, int]:
+def _send_command(core: Core, r: pb.SendCommandRequest, _clock: Clock) -> tuple[int, int]:
     return core.job(r.job_id).send_command(
         list(r.worker_ids),
         wire.decode_command_name(r.kind),
@@ -189,7 +189,7 @@ def _sent(value: tuple[int, int], _config: CoordinatorConfig) -> pb.SendCommandR
 # -- shards --------------------------------------------------------------------------------------------------------
 
 
-def _register_dataset(core: Core, r: pb.RegisterDatasetRequest, _at: Moment) -> tuple[int, int]:
+def _register_dataset(core: Core, r: pb.RegisterDatasetRequest, _clock: Clock) -> tuple[int, int]:
     with core.job_or_new(r.job_id) as job:
         return job.register_dataset(wire.decode_dataset(r))
 
@@ -198,7 +198,7 @@ def _dataset_registered(value: tuple[int, int], _config: CoordinatorConfig) -> p
     return pb.RegisterDatasetResponse(num_shards=value[0], epoch=value[1])
 
 
-def _get_assigned_shards(core: Core, r: pb.GetAssignedShardsRequest, _at: Moment) -> Callable[[], ShardPage]:
+def _get_assigned_shards(core: Core, r: pb.GetAssignedShardsRequest, _clock: Clock) -> Callable[[], ShardPage]:
     job = core.job(r.job_id)
     return lambda: job.assigned_shards(
         r.worker_id,
@@ -215,7 +215,7 @@ def _shard_page(page: ShardPage, _config: CoordinatorConfig) -> pb.GetAssignedSh
     )
 
 
-def _ack_shards(core: Core, r: pb.AckShardsRequest, _at: Moment) -> tuple[int, int]:
+def _ack_shards(core: Core, r: pb.AckShardsRequest, _clock: Clock) -> tuple[int, int]:
     return core.job(r.job_id).ack_shards(
         r.worker_id, r.incarnation, r.generation, dataset_id=r.dataset_id, epoch=r.epoch, indices=list(r.indices)
     )
@@ -225,7 +225,7 @@ def _acked(value: tuple[int, int], _config: CoordinatorConfig) -> pb.AckShardsRe
     return pb.AckShardsResponse(num_done=value[0], num_shards=value[1])
 
 
-def _advance_epoch(core: Core, r: pb.AdvanceEpochRequest, _at: Moment) -> int:
+def _advance_epoch(core: Core, r: pb.AdvanceEpochRequest, _clock: Clock) -> int:
     return core.job(r.job_id).advance_epoch(r.dataset_id, from_epoch=r.from_epoch, require_complete=r.require_complete)
 
 
@@ -236,7 +236,7 @@ def _advanced(epoch: int, _config: CoordinatorConfig) -> pb.AdvanceEpochResponse
 # -- barriers and checkpoints --------------------------------------------------------------------------------------
 
 
-def _wait_barrier(core: Core, r: pb.WaitBarrierRequest, at: Moment) -> Released | Ticket:
+def _wait_barrier(core: Core, r: pb.WaitBarrierRequest, clock: Clock) -> Released | Ticket:
     return core.job(r.job_id).wait_barrier(
         r.worker_id,
         r.incarnation,
@@ -245,7 +245,7 @@ def _wait_barrier(core: Core, r: pb.WaitBarrierRequest, at: Moment) -> Released 
         step=r.step,
         members=frozenset(r.members),
         timeout_s=r.timeout_s,
-        now_s=at.monotonic_s,
+        now_s=clock.monotonic_s(),
         others=[(other.worker_id, other.incarnation) for other in r.with_workers],
     )
 
@@ -254,10 +254,10 @@ def _released(value: Released, _config: CoordinatorConfig) -> pb.WaitBarrierResp
     return pb.WaitBarrierResponse(generation=value.generation, num_members=value.num_members)
 
 
-def _notify_checkpoint(core: Core, r: pb.NotifyCheckpointRequest, at: Moment) -> CheckpointProgress:
+def _notify_checkpoint(core: Core, r: pb.NotifyCheckpointRequest, clock: Clock) -> CheckpointProgress:
     spec, ack = wire.decode_checkpoint_ack(r)
     return core.job(r.job_id).notify_checkpoint(
-        r.worker_id, r.incarnation, r.generation, spec=spec, ack=ack, wall_s=at.wall_s
+        r.worker_id, r.incarnation, r.generation, spec=spec, ack=ack, wall_s=clock.wall_s()
     )
 
 
@@ -265,7 +265,7 @@ def _checkpoint_progress(value: CheckpointProgress, _config: CoordinatorConfig) 
     return pb.NotifyCheckpointResponse(committed=value.committed, num_acked=value.num_acked, num_ranks=value.num_ranks)
 
 
-def _get_latest_checkpoint(core: Core, r: pb.GetLatestCheckpointRequest, _at: Moment) -> CheckpointRecord | None:
+def _get_latest_checkpoint(core: Core, r: pb.GetLatestCheckpointRequest, _clock: Clock) -> CheckpointRecord | None:
     return core.job(r.job_id).latest_checkpoint([wire.decode_checkpoint_kind(t, "types") for t in r.types])
 
 
@@ -273,7 +273,7 @@ def _latest_checkpoint(record: CheckpointRecord | None, _config: CoordinatorConf
     return pb.GetLatestCheckpointResponse(checkpoint=wire.encode_checkpoint(record))
 
 
-def _request_recovery(core: Core, r: pb.RequestRecoveryRequest, _at: Moment) -> Callable[[], Recovery]:
+def _request_recovery(core: Core, r: pb.RequestRecoveryRequest, _clock: Clock) -> Callable[[], Recovery]:
     job = core.job(r.job_id)
     return lambda: job.request_recovery(r.worker_id, r.incarnation)
 
@@ -293,7 +293,7 @@ def _recovery(value: Recovery, _config: CoordinatorConfig) -> pb.RecoveryRespons
 # -- jobs ----------------------------------------------------------------------------------------------------------
 
 
-def _drop_job(core: Core, r: pb.DropJobRequest, _at: Moment) -> bool:
+def _drop_job(core: Core, r: pb.DropJobRequest, _clock: Clock) -> bool:
     return core.drop_job(r.job_id, force=r.force, generation=r.generation, reason=r.reason)
 
 
@@ -304,7 +304,7 @@ def _dropped(dropped: bool, _config: CoordinatorConfig) -> pb.DropJobResponse:
 # -- reading -------------------------------------------------------------------------------------------------------
 
 
-def _list_jobs(core: Core, _r: pb.ListJobsRequest, _at: Moment) -> pb.ListJobsResponse:
+def _list_jobs(core: Core, _r: pb.ListJobsRequest, _clock: Clock) -> pb.ListJobsResponse:
     return pb.ListJobsResponse(jobs=[_job(job) for job in core.jobs.values()])
 
 
@@ -319,13 +319,13 @@ def _job(job: Job) -> pb.Job:
     )
 
 
-def _list_workers(core: Core, r: pb.ListWorkersRequest, at: Moment) -> Callable[[], pb.ListWorkersResponse]:
+def _list_workers(core: Core, r: pb.ListWorkersRequest, clock: Clock) -> Callable[[], pb.ListWorkersResponse]:
     membership, most = core.job(r.job_id).membership, core.config.limits.max_workers_per_reply
     begin = limits.check_count(r.offset, "offset")
-    return lambda: _workers(membership, at, begin, begin + min(r.limit or most, most))
+    return lambda: _workers(membership, clock.monotonic_s(), begin, begin + min(r.limit or most, most))
 
 
-def _workers(membership: Membership, at: Moment, begin: int, end: int) -> pb.ListWorkersResponse:
+def _workers(membership: Membership, now_s: float, begin: int, end: int) -> pb.ListWorkersResponse:
     num_workers = len(membership.members)
     return pb.ListWorkersResponse(
         num_workers=num_workers,
@@ -342,7 +342,7 @@ def _workers(membership: Membership, at: Moment, begin: int, end: int) -> pb.Lis
                 epoch=m.epoch,
                 capacity=m.joined.capacity,
                 hostname=m.joined.hostname,
-                silent_s=max(at.monotonic_s - m.last_seen_s, 0.0),
+                silent_s=max(now_s - m.last_seen_s, 0.0),
                 suspect=m.suspect_since_s is not None,
                 metrics={name: series.last for name, series in m.metrics.items()},
                 launch_rank=m.joined.launch_rank,
@@ -354,7 +354,7 @@ def _workers(membership: Membership, at: Moment, begin: int, end: int) -> pb.Lis
     )
 
 
-def _get_membership(core: Core, r: pb.GetMembershipRequest, _at: Moment) -> Callable[[], Standing]:
+def _get_membership(core: Core, r: pb.GetMembershipRequest, _clock: Clock) -> Callable[[], Standing]:
     return core.job(r.job_id).standing(r.worker_id, r.incarnation)
 
 
@@ -364,7 +364,7 @@ def _standing(value: Standing, _config: CoordinatorConfig) -> pb.GetMembershipRe
     )
 
 
-def _list_datasets(core: Core, r: pb.ListDatasetsRequest, _at: Moment) -> pb.ListDatasetsResponse:
+def _list_datasets(core: Core, r: pb.ListDatasetsRequest, _clock: Clock) -> pb.ListDatasetsResponse:
     return pb.ListDatasetsResponse(
         datasets=[
             types_pb2.DatasetStatus(
