@@ -49,6 +49,26 @@ def test_a_reader_misses_nothing_when_the_log_is_rotated_between_two_looks(tmp_p
     assert new_lines(reader, is_last_look=True) == ["no end"]
 
 
+def test_a_log_without_news_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "rank-0.log"
+    reader = LogReader(log)
+    add(log, "a\n")
+    assert new_lines(reader) == ["a"]
+    opened: list[Path] = []
+    open_file = Path.open
+
+    def counted(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(path)
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", counted)
+    assert new_lines(reader) == []
+    assert opened == []
+    add(log, "b\n")
+    assert new_lines(reader) == ["b"]
+    assert opened == [log, log]  # to add a line, and to read it
+
+
 def test_a_reader_that_was_too_slow_reports_missing_lines(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     reader = LogReader(log)

@@ -70,15 +70,22 @@ class LogReader:
         self._offset = 0
         self._rest = b""
         """The last line, as long as it has no end."""
+        self._seen = (-1, 0, 0)
+        """Inode, size and time of the file when all of it had been read."""
 
     def blocks(self) -> Iterator[bytes]:
         """Yield what is new."""
         try:
+            found = os.stat(self._path)  # noqa: PTH116 - runs many times per second, and Path.stat takes twice as long
+            seen = found.st_ino, found.st_size, found.st_mtime_ns
+            if seen == self._seen:
+                return
             with self._path.open("rb") as file:
                 if not self._is_same(file):
                     yield from self._finish_previous(file)
                 self._head = self._head or _head(file)
                 yield from self._read_on(file)
+            self._seen = seen
         except OSError:  # not created yet, or removed
             return
 
@@ -252,6 +259,8 @@ def _shorten(line: str) -> str:
 # -- live output -------------------------------------------------------------------------------------------------------
 
 UPDATE_S = 0.1
+LIST_S = 0.5
+"""Seconds between two listings of the logs, which take longer than to look for new lines."""
 UNFINISHED_S = 10.0
 """Seconds without a new line after which one without an end, such as a progress bar, is shown."""
 MAX_BLOCKS = 4
@@ -295,6 +304,8 @@ class LogStream:
         before = directory.status
         self._first_attempt = 0 if before is None else before.attempt + 1  # earlier ones were shown while they ran
         self._readings: dict[LogFile, _Reading] = {}
+        self._logs: list[LogFile] = []
+        self._listed_s = -LIST_S
         self._has_prefix = directory.spec.workers.at_most > 1
 
     def show(self, view: RunView) -> None:
@@ -302,6 +313,7 @@ class LogStream:
         self._display.show(view)
 
     def print_event(self, event: RunEvent) -> None:
+        self._logs = []  # an event may concern a new attempt, whose output comes first
         self.update()
         self._display.print_event(event)
 
@@ -322,9 +334,12 @@ class LogStream:
         if self._which == "none":
             return
         now_s = time.monotonic()
-        found = [log for log in self._directory.logs(first_attempt=self._first_attempt) if self._is_wanted(log)]
-        newest = max((log.attempt for log in found), default=self._first_attempt)
-        for log in found:
+        if is_last or not self._logs or now_s >= self._listed_s + LIST_S:
+            logs = self._directory.logs(first_attempt=self._first_attempt)
+            self._logs = [log for log in logs if self._is_wanted(log)]
+            self._listed_s = now_s
+        newest = max((log.attempt for log in self._logs), default=self._first_attempt)
+        for log in self._logs:
             reading = self._readings.setdefault(log, _Reading(LogReader(log.path), now_s))
             is_over = is_last or log.attempt < newest
             num_blocks = 0
@@ -338,6 +353,7 @@ class LogStream:
                 reading.unfinished, reading.shown_s = reading.reader.unfinished, now_s
                 self._write(log, [reading.unfinished])
         self._first_attempt = newest
+        self._logs = [log for log in self._logs if log.attempt == newest]
         self._readings = {log: reading for log, reading in self._readings.items() if log.attempt == newest}
 
     def _write(self, log: LogFile, lines: list[str]) -> None:
