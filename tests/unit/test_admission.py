@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
 from strata.clock import ManualClock
@@ -47,9 +45,12 @@ def admission(clock: ManualClock) -> AdmissionControl:
 
 def admit(admission: AdmissionControl, call: Call, method: Method, request: object = None) -> None:
     """Admit a call as `unary_handler` does, before and after its body is read."""
-    with admission.call(call, method) as (role, _):
+    role, peer, _ = admission.enter(call, method)
+    try:
         if request is not None:
             require(role, method.needed(request), method.name)
+    finally:
+        admission.leave(peer)
 
 
 def test_a_bucket_allows_a_burst_of_one_second_and_refills() -> None:
@@ -124,17 +125,16 @@ def test_workers_may_send_only_the_commands_that_ranks_agree_on(admission: Admis
 def test_unary_calls_are_bounded_in_total_and_per_machine(clock: ManualClock) -> None:
     admission = AdmissionControl(Guard(), Limits(max_unary_calls=4), clock)
     method = BY_NAME["ListJobs"]
-    with contextlib.ExitStack() as stack:
-        for port in range(2):
-            stack.enter_context(admission.call(Call(None, f"ipv4:10.0.0.1:{port}"), method))
-        with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
-            stack.enter_context(admission.call(Call(None, "ipv4:10.0.0.1:9"), method))
-        for host in (2, 3):
-            stack.enter_context(admission.call(Call(None, f"ipv4:10.0.0.{host}:1"), method))
-        with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
-            stack.enter_context(admission.call(Call(None, "ipv4:10.0.0.4:1"), method))
-    with admission.call(Call(None), method):
-        assert (admission._num_calls, len(admission._calls)) == (1, 1)
+    peers = [admission.enter(Call(None, f"ipv4:10.0.0.1:{port}"), method)[1] for port in range(2)]
+    with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
+        admission.enter(Call(None, "ipv4:10.0.0.1:9"), method)
+    peers += [admission.enter(Call(None, f"ipv4:10.0.0.{host}:1"), method)[1] for host in (2, 3)]
+    with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
+        admission.enter(Call(None, "ipv4:10.0.0.4:1"), method)
+    for peer in peers:
+        admission.leave(peer)
+    admission.enter(Call(None), method)
+    assert (admission._num_calls, len(admission._calls)) == (1, 1)
 
 
 def test_a_reader_may_not_send_a_large_request(admission: AdmissionControl) -> None:

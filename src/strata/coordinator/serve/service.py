@@ -513,11 +513,14 @@ def unary_handler(
 
     async def handle(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         came_s = now_s()
-        answered: asyncio.Future[Message | StrataError] = asyncio.get_running_loop().create_future()
+        answers: list[Message | StrataError] = []
+        waiting: asyncio.Future[None] | None = None
+        """Created only if the answer is not there at once, as that of a heartbeat is."""
 
         def done(answer: Message | StrataError) -> None:
-            if not answered.done():  # the caller may have disconnected
-                answered.set_result(answer)
+            answers.append(answer)
+            if waiting is not None and not waiting.done():  # the caller may have disconnected
+                waiting.set_result(None)
 
         def begin(role: Role, body: bytes) -> None:
             request = decode(body)
@@ -525,14 +528,20 @@ def unary_handler(
             backend.submit(method, request, done)
 
         try:
-            with admission.call(context, method) as (role, account):
+            role, peer, account = admission.enter(context, method)
+            try:
                 body = await admission.body_slots(role).receive(context)
                 admission.check_size(role, len(body))
                 if method.is_heavy or len(body) > SMALL_BYTES:
                     await admission.fair_queue.run(partial(begin, role, body), account)
                 else:
                     begin(role, body)
-                answer = check_answer(await answered, limits_)
+                if not answers:
+                    waiting = asyncio.get_running_loop().create_future()
+                    await waiting
+                answer = check_answer(answers[0], limits_)
+            finally:
+                admission.leave(peer)
         except StrataError as error:
             answer = error.with_traceback(None)  # the traceback keeps this frame alive, and the request with it
         if isinstance(answer, StrataError):
