@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 SLAB_BYTES = 64 << 20
 """Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
-NUM_REGIONS = 4
-"""Messages in shared memory at a time: two pulls and two pushes."""
+NUM_PULLS, NUM_PUSHES = 2, 2
+"""Messages in shared memory at a time; each has a region of the slab."""
 _ALIGNMENT = 64
 
 
@@ -54,6 +54,7 @@ class ServersClient:
         tokens: Mapping[str, str] = MappingProxyType({}),
         contexts: Mapping[str, ssl.SSLContext | None] = MappingProxyType({}),
         slab_bytes: int = SLAB_BYTES,
+        num_pulls: int = NUM_PULLS,
         is_half: bool = False,
     ) -> None:
         """Connect to all servers and join.
@@ -62,6 +63,7 @@ class ServersClient:
             addresses: By the name of the server, like `tokens` and TLS `contexts`.
             widths: By table.
             slab_bytes: Shared memory for each server on this machine; 0 for none.
+            num_pulls: Pulls that may be in shared memory at a time.
             is_half: Send rows and gradients in half precision to servers on other machines.
 
         Raises:
@@ -74,7 +76,15 @@ class ServersClient:
         try:
             for name, address in addresses.items():
                 token, context = tokens.get(name, ""), contexts.get(name)
-                link = _Link(name, address, token=token, context=context, slab_bytes=slab_bytes, is_half=is_half)
+                link = _Link(
+                    name,
+                    address,
+                    token=token,
+                    context=context,
+                    slab_bytes=slab_bytes,
+                    num_pulls=num_pulls,
+                    is_half=is_half,
+                )
                 self._links.append(link)
             joins = [link.ask(protocol.Join(0, *fence)) for link in self._links]
             self.clock = min(join.result()[0].clock for join in joins)
@@ -193,7 +203,15 @@ class _Link:
     """The connection to one server; a thread receives its answers."""
 
     def __init__(
-        self, name: str, address: str, *, token: str, context: ssl.SSLContext | None, slab_bytes: int, is_half: bool
+        self,
+        name: str,
+        address: str,
+        *,
+        token: str,
+        context: ssl.SSLContext | None,
+        slab_bytes: int,
+        num_pulls: int,
+        is_half: bool,
     ) -> None:
         self.name = name
         try:
@@ -214,9 +232,10 @@ class _Link:
                 self._connection.close()
                 self._slab.close()
                 raise
-            size = slab_bytes // NUM_REGIONS // _ALIGNMENT * _ALIGNMENT
-            regions = [_Region(self._slab.view(number * size, size)) for number in range(NUM_REGIONS)]
-            self._regions = {"pull": regions[0::2], "push": regions[1::2]}
+            num_regions = num_pulls + NUM_PUSHES
+            size = slab_bytes // num_regions // _ALIGNMENT * _ALIGNMENT
+            regions = [_Region(self._slab.view(number * size, size)) for number in range(num_regions)]
+            self._regions = {"pull": regions[:num_pulls], "push": regions[num_pulls:]}
         self._thread = threading.Thread(target=self._receive, name=f"strata-pull-{name}", daemon=True)
         self._thread.start()
 
