@@ -40,7 +40,7 @@ class Column(NamedTuple):
     """A column of a batch plus a constant."""
 
     leaf: str
-    index: int
+    number: int
     """`WHOLE`: all of its values, whatever its shape."""
     offset: int
 
@@ -67,7 +67,7 @@ class Recipe:
 
     def ids(self, leaves: Leaves) -> Ids | None:
         """Return the ids for a batch as a new array of one dimension; None if the batch lacks a column."""
-        parts = []
+        parts: list[Ids] = []
         for leaf, group in groupby(self.columns, key=lambda column: column.leaf):
             part = _chosen(leaves.get(leaf), list(group))
             if part is None or (parts and len(part) != len(parts[0])):
@@ -81,19 +81,19 @@ def _chosen(array: NDArray[np.integer] | None, columns: Sequence[Column]) -> Ids
     """Return these columns of an array, `[rows, columns]`, with their offsets."""
     if array is None:
         return None
-    if columns[0].index == WHOLE:
-        found = array.reshape(-1, 1)
-    elif not array.size:
+    found: Ids = array.astype(np.int64, copy=False)
+    if columns[0].number == WHOLE:
+        found = found.reshape(-1, 1)
+    elif not found.size:
         return None
     else:
-        found = array.reshape(len(array), -1)
-        indices = [column.index for column in columns]
-        if max(indices) >= found.shape[1]:
+        found = found.reshape(len(found), -1)
+        numbers = [column.number for column in columns]
+        if max(numbers) >= found.shape[1]:
             return None
-        if indices != list(range(found.shape[1])):
-            found = found[:, indices]
+        if numbers != list(range(found.shape[1])):
+            found = found[:, numbers]
     offsets = np.array([column.offset for column in columns], np.int64)
-    found = found.astype(np.int64, copy=False)
     return found + offsets if offsets.any() else found
 
 
@@ -129,15 +129,15 @@ def _by_differences(leaves: Leaves) -> dict[bytes, list[tuple[str, int, int]]]:
     for name, leaf in leaves.items():
         by_row = leaf.reshape(len(leaf), -1)
         if by_row.shape[1] <= MAX_COLUMNS:
-            for index in range(by_row.shape[1]):
-                column = by_row[:, index].astype(np.int64)
-                found.setdefault(np.diff(column).tobytes(), []).append((name, index, int(column[0])))
+            for number in range(by_row.shape[1]):
+                column = by_row[:, number].astype(np.int64)
+                found.setdefault(np.diff(column).tobytes(), []).append((name, number, int(column[0])))
     return found
 
 
 def _alike(column: Ids, known: Mapping[bytes, list[tuple[str, int, int]]]) -> frozenset[Column]:
     same = known.get(np.diff(column).tobytes(), ())
-    return frozenset(Column(name, index, int(column[0]) - first) for name, index, first in same)
+    return frozenset(Column(name, number, int(column[0]) - first) for name, number, first in same)
 
 
 class Learner:
