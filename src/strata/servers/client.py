@@ -10,7 +10,7 @@ import itertools
 import threading
 from concurrent.futures import Future
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
     from strata.transport.bulk import Message
+
+    Own: TypeAlias = NDArray[np.int64] | slice
+    """Positions of the keys of one server among those of a request."""
 
 SLAB_BYTES = 64 << 20
 """Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
@@ -99,15 +102,22 @@ class ServersClient:
     def pull(self, clock: int, wanted: Mapping[str, Keys]) -> Pulled:
         """Ask for the rows of these keys, which must ascend. `clock`: completed steps of this worker."""
         tables = list(wanted)
-        owners = {name: self._placement.owners_of(keys) for name, keys in wanted.items()}
+        own = {name: self._by_owner(keys) for name, keys in wanted.items()}
         pulled = Pulled({name: (len(keys), self._widths[name]) for name, keys in wanted.items()})
         for number, link in enumerate(self._links):
-            positions = {name: np.flatnonzero(owners[name] == number) for name in tables}
-            if any(map(len, positions.values())):
-                keys = [wanted[name][positions[name]] for name in tables]
+            positions = {name: own[name][number] for name in tables}
+            keys = [wanted[name][positions[name]] for name in tables]
+            if any(map(len, keys)):
                 shapes = [(len(each), self._widths[name]) for name, each in zip(tables, keys, strict=True)]
                 pulled.add(link.pull(clock, tables, keys, shapes), positions, shapes)
         return pulled
+
+    def _by_owner(self, keys: Keys) -> list[Own]:
+        """Return the positions of each server's keys; all of them, without a copy, if there is one server."""
+        if len(self._links) == 1:
+            return [slice(None)]
+        owners = self._placement.owners_of(keys)
+        return [np.flatnonzero(owners == number) for number in range(len(self._links))]
 
     def push(
         self,
@@ -124,13 +134,10 @@ class ServersClient:
             num_saves: Checkpoints that this worker has requested so far.
         """
         tables = list(gradients)
-        owners = {name: self._placement.owners_of(push.keys) for name, push in gradients.items()}
+        own = {name: self._by_owner(push.keys) for name, push in gradients.items()}
         pushed = []
         for number, link in enumerate(self._links):
-            parts = []
-            for name in tables:
-                own = np.flatnonzero(owners[name] == number)
-                parts += [(gradients[name].keys, own), (gradients[name].gradients, own)]
+            parts = [(each, own[name][number]) for name in tables for each in gradients[name]]
             in_order = [rates[name] for name in tables] if rates else []
             pushed.append(link.push(protocol.Push(0, clock, tables, in_order, num_saves), parts))
         return _all_of(pushed)
@@ -156,6 +163,11 @@ class _Part:
         self._region = region
         self._room = room
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the rows are in shared memory, which is used again."""
+        return self._room is not None
+
     def buffers(self, timeout_s: float | None) -> list[NDArray[np.uint8]]:
         try:
             _, sent = self.answer.result(timeout_s)
@@ -180,9 +192,9 @@ class Pulled:
 
     def __init__(self, shapes: Mapping[str, tuple[int, int]]) -> None:
         self._shapes = shapes
-        self._parts: list[tuple[_Part, Mapping[str, NDArray[np.int64]], list[tuple[int, int]]]] = []
+        self._parts: list[tuple[_Part, Mapping[str, Own], list[tuple[int, int]]]] = []
 
-    def add(self, part: _Part, positions: Mapping[str, NDArray[np.int64]], shapes: list[tuple[int, int]]) -> None:
+    def add(self, part: _Part, positions: Mapping[str, Own], shapes: list[tuple[int, int]]) -> None:
         self._parts.append((part, positions, shapes))
 
     def rows(self, timeout_s: float | None = None) -> dict[str, Rows]:
@@ -194,7 +206,11 @@ class Pulled:
         found = {name: np.empty(shape, np.float32) for name, shape in self._shapes.items()}
         for part, positions, shapes in self._parts:
             for (name, own), buffer, shape in zip(positions.items(), part.buffers(timeout_s), shapes, strict=True):
-                found[name][own] = protocol.rows_in(buffer, *shape)
+                rows = protocol.rows_in(buffer, *shape)
+                if isinstance(own, slice) and not part.is_shared:
+                    found[name] = rows
+                else:
+                    found[name][own] = rows
             part.release()
         return found
 
@@ -271,8 +287,8 @@ class _Link:
         region.user = self.ask(protocol.Pull(0, clock, tables, has_room=True), [*given, *room])
         return _Part(self.name, region.user, region, room)
 
-    def push(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
-        num_bytes = sum(len(own) * array[:1].nbytes for array, own in parts)
+    def push(self, request: protocol.Push, parts: list[tuple[Any, Own]]) -> Future[Any]:
+        num_bytes = sum(array.nbytes if isinstance(own, slice) else len(own) * array[:1].nbytes for array, own in parts)
         regions = self._regions["push"]
         if not regions or not regions[0].fits(num_bytes):
             return self.ask(request, [self._on_the_wire(array[own]) for array, own in parts])
@@ -348,12 +364,14 @@ class _Region:
         return self._memory[start : start + num_bytes]
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
-        place = self.take(array.nbytes).view(array.dtype)
-        place[:] = array
+        place = self.take(array.nbytes).view(array.dtype).reshape(array.shape)
+        place[...] = array
         return place
 
-    def gather(self, array: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    def gather(self, array: NDArray[Any], rows: Own) -> NDArray[Any]:
         """Copy some rows of an array, without a copy in between."""
+        if isinstance(rows, slice):
+            return self.put(array)
         shape = (len(rows), *array.shape[1:])
         place = self.take(array[:1].nbytes * len(rows)).view(array.dtype).reshape(shape)
         np.take(array, rows, axis=0, out=place, mode="clip")
