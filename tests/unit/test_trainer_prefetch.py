@@ -21,9 +21,12 @@ from strata.trainer.lookahead import LookAhead
 from strata.trainer.models import DLRM, DeepFM, TwoTower, WideDeep
 from strata.trainer.strategy import tables
 from strata.trainer.strategy.base import Upcoming
+from strata.trainer.strategy.dense_table import WIDTH, DenseTable
 from strata.trainer.strategy.lookup import StepRows
 from strata.trainer.strategy.prefetch import leaves_of
 from strata.trainer.strategy.recipes import MAX_MISSES, NUM_BATCHES, Learner, matches
+from strata.trainer.strategy.replicas import Alone
+from strata.trainer.strategy.served import Served
 
 NUM_IDS = 40
 
@@ -434,3 +437,57 @@ def test_an_error_of_the_loader_is_raised_in_its_place() -> None:
         next(batches)
     with pytest.raises(StopIteration):
         next(batches)
+
+
+# -- dense parameters --------------------------------------------------------------------------------------------------
+
+
+class FakeLink:
+    """A server whose dense parameters are the number of the last push."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.asked: list[int] = []
+
+    def pull(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        return self.ask(wanted).rows()
+
+    def ask(self, wanted: Mapping[str, Any], steps_ahead: int = 0) -> Answer:
+        self.asked.append(self.clock + steps_ahead)
+        return Answer({name: np.full((len(keys), WIDTH), self.clock, np.float32) for name, keys in wanted.items()})
+
+    def push(self, gradients: Mapping[str, Any], rates: Mapping[str, float]) -> None:
+        assert gradients.keys() == {"dense.0"}
+        assert rates == {}
+        self.clock += 1
+
+    def wait(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1, 2])
+def test_dense_parameters_are_asked_for_as_many_steps_early_as_the_staleness_allows(num_ahead: int) -> None:
+    module, link = nn.Linear(3, 2), FakeLink()
+    dense = DenseTable("dense.0", list(module.parameters()))
+    bound = Served(
+        module,
+        [],
+        [dense],
+        link,
+        is_synchronous=False,
+        num_ahead=0,
+        dense_ahead=num_ahead,
+        rates=dict,
+        bind=Alone,
+    )
+    bound.begin()
+    used = []
+    for _ in range(5):
+        used.append(module.bias[0].item())
+        bound.push()
+
+    assert used == [max(step - num_ahead, 0) for step in range(5)]
+    assert link.asked == list(range(6 + num_ahead)), "one pull for each step, with the clock of the step"
+    bound.finish()
+    assert module.bias[0].item() == 5, "an evaluation uses all pushes"

@@ -84,6 +84,7 @@ class Batches:
             raise StopIteration
         batch, self._loader._delivered = self._seen.popleft()
         if batch is _END:
+            self._loader._delivered = None  # nothing is left, and the loader may move on by itself
             raise StopIteration
         if isinstance(batch, Exception):
             raise batch
