@@ -93,6 +93,56 @@ def test_workers_and_servers_killed_change_neither_weights_nor_history(
     assert killed == undisturbed
 
 
+NUM_ROWS, EPOCHS, BATCH = 192, 3, 8
+
+
+class Counts(nn.Module):
+    """Its gradient is the same for every row, so that with SGD its rows count how often they were trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(NUM_ROWS, 4, _weight=torch.zeros(NUM_ROWS, 4))
+
+    def forward(self, user: torch.Tensor) -> torch.Tensor:
+        return self.user(user).sum(1)
+
+
+class Prefetching(Killed):
+    """Leaves a mark if rows of a later batch are on their way."""
+
+    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        lookup: Any = self.module.user
+        if any(each.keys for each in lookup._rows._prefetch._following):
+            (self.marks / "prefetched").touch()
+        return super().training_step(module, batch)
+
+
+@pytest.mark.timeout(240)
+def test_every_row_is_trained_once_per_epoch_though_batches_are_prefetched_and_processes_killed(tmp_path: Path) -> None:
+    module = Counts()
+    trainer = Prefetching(
+        module,
+        lambda output, _: output.mean(),
+        lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        strategy=Hybrid(sparse=ParameterServer(servers=2, tables="user", staleness=2, prefetch=2)),
+        workers=2,
+        logs="none",
+        max_restarts=5,
+    )
+    trainer.kills, trainer.marks = (("server", 8), ("worker", 17), ("worker", 6)), tmp_path
+    trainer.fit(
+        {"user": torch.arange(NUM_ROWS), "clicked": torch.zeros(NUM_ROWS)},
+        label="clicked",
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        every=5,
+    )
+
+    assert len(list(tmp_path.glob("killed-*"))) == 3
+    assert (tmp_path / "prefetched").exists()
+    assert module.user.weight.unique().tolist() == [-EPOCHS / BATCH]
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_asynchronous_servers_survive_the_loss_of_any_process(tmp_path: Path) -> None:

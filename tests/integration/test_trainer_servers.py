@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from strata import Trainer
+from strata import StructuredDataset, Trainer
 from strata.errors import ConfigError, InvalidArgument, RunFailed
 from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.servers.table.optimizers import RowWiseAdagrad
@@ -27,7 +27,8 @@ from strata.train import (
     UpdateStrategy,
 )
 from strata.trainer import serving
-from tests.integration.trainer_models import Clicks, clicks, weights
+from strata.trainer.lookahead import LookAhead
+from tests.integration.trainer_models import Clicks, clicks, weights, write_parquet
 
 LOSS = nn.BCEWithLogitsLoss()
 TABLES = ("user", "item")
@@ -225,11 +226,33 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name() -> None:
         ({"optimizer": torch.optim.SGD}, "not an optimizer of rows"),
         ({"min_bytes": 1.5}, r"min_bytes=1\.5"),
         ({"wire": "fp8"}, "use 'fp32' or 'fp16'"),
+        ({"prefetch": -1}, "prefetch=-1 is not a whole number, from 0 to 64"),
     ],
 )
 def test_settings_of_servers_are_checked_when_they_are_made(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         ParameterServer(**arguments)
+
+
+@pytest.mark.parametrize(("staleness", "expected"), [(0, 0), (1, 1), (2, 2), (9, 3), (None, 3)])
+def test_prefetching_spends_staleness(staleness: int | None, expected: int) -> None:
+    assert ParameterServer(staleness=staleness, prefetch=3).num_ahead == expected
+    assert ParameterServer(staleness=staleness).num_ahead == min(expected, 1)
+
+
+def test_batches_of_files_are_seen_ahead_without_moving_the_position(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "data", rows=230)
+    loaders = [StructuredDataset.create_dataloader(str(path), batch_size=16, shuffle=True)[0] for _ in range(2)]
+    plain, ours = loaders[0], LookAhead(loaders[1])
+    for epoch in range(2):
+        batches = iter(ours)
+        for expected in plain:
+            following = batches.upcoming(2)
+            assert torch.equal(following[0]["key"], expected["key"])
+            assert torch.equal(next(batches)["key"], expected["key"])
+            assert (ours.position, ours.state_dict()) == (plain.position, plain.state_dict())
+        assert next(batches, None) is None
+        assert ours.position == plain.position == (epoch, 230)
 
 
 def test_the_architectures_of_veloce_are_strategies() -> None:

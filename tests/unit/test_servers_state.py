@@ -220,3 +220,42 @@ def test_a_push_with_one_bad_gradient_changes_no_table() -> None:
     assert len(server.tables["users"]) == 0
     assert server.step == 0
     assert server.push(fence, 1, {"users": good})
+
+
+class PrefetchingWorker:
+    """Asks for the rows of its next steps before it completes the current one."""
+
+    def __init__(self, rank: int, server: ServerState, num_ahead: int) -> None:
+        self.fence = Fence(rank, 0, 1)
+        self.clock = 0
+        self._server = server
+        self._num_ahead = num_ahead
+        self._num_asked = 0
+        self._answered: set[int] = set()
+        server.join(self.fence)
+
+    def act(self, staleness: int) -> None:
+        while self._num_asked <= self.clock + self._num_ahead:
+            clock = self._num_asked
+            self._num_asked += 1
+
+            def take(_: Any, clock: int = clock) -> None:
+                assert self._server.step >= clock - staleness, "rows older than the staleness allows"
+                self._answered.add(clock)
+
+            self._server.pull(self.fence, clock, {"users": keys_of(1)}, take)
+        if self.clock in self._answered:
+            self.clock += 1
+            self._server.push(self.fence, self.clock, {"users": Push(keys_of(1), np.ones((1, WIDTH), np.float32))})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 4), st.data())
+def test_prefetching_neither_exceeds_the_staleness_nor_blocks(num_workers: int, staleness: int, data: Any) -> None:
+    server = ServerState(SPECS, num_workers=num_workers, staleness=staleness)
+    num_ahead = data.draw(st.integers(0, staleness))
+    workers = [PrefetchingWorker(rank, server, num_ahead) for rank in range(num_workers)]
+    turns = data.draw(st.lists(st.integers(0, num_workers - 1), max_size=30))
+    for turn in [*turns, *range(num_workers)] * 3:
+        workers[turn].act(staleness)
+    assert server.step >= 3, "workers that take turns make a step each time"

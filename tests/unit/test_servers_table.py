@@ -73,6 +73,19 @@ def test_unique_groups_the_positions_of_every_key(batch: list[int]) -> None:
         assert found.positions[start:end].tolist() == [at for at, each in enumerate(batch) if each == key]
 
 
+@pytest.mark.skipif(native.sort_words is None, reason="numba is not installed")
+@pytest.mark.parametrize("most", [1, 2, 300, 10**7, 2**40, 2**64 - 1])
+@pytest.mark.parametrize("num", [4_095, 4_096, 5_001])
+def test_large_batches_are_grouped_in_the_same_way_with_and_without_numba(
+    monkeypatch: pytest.MonkeyPatch, most: int, num: int
+) -> None:
+    keys = np.random.default_rng(num).integers(0, most, num, np.uint64)
+    ours = unique(keys)
+    without_kernels(monkeypatch)
+    assert [each.tolist() for each in ours] == [each.tolist() for each in unique(keys)]
+    assert (ours.keys[ours.inverse] == keys).all()
+
+
 def test_buckets_are_balanced_for_consecutive_and_for_strided_ids() -> None:
     for stride in (1, 4_096, 2**32):
         counts = np.bincount(buckets(np.arange(400_000, dtype=np.uint64) * np.uint64(stride)), minlength=NUM_BUCKETS)

@@ -44,6 +44,9 @@ class LocalTables:
         self.num_pulled += sum(map(len, wanted.values()))
         return {name: self.tables[name].pull(keys) for name, keys in wanted.items()}
 
+    def ask(self, wanted: Mapping[str, Any], steps_ahead: int = 0) -> Any:
+        raise AssertionError(f"no batch was announced: {wanted}, {steps_ahead} steps ahead")
+
 
 def moved(module: nn.Module, **arguments: Any) -> tuple[nn.Module, StepRows, LocalTables]:
     found = tables.find(module, min_bytes=0, **arguments)

@@ -10,7 +10,7 @@ import itertools
 import threading
 from concurrent.futures import Future
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -35,10 +35,13 @@ if TYPE_CHECKING:
     from strata.servers.table.optimizers import Rows
     from strata.transport.bulk import Message
 
+    Own: TypeAlias = NDArray[np.int64] | slice
+    """Positions of the keys of one server among those of a request."""
+
 SLAB_BYTES = 64 << 20
 """Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
-NUM_REGIONS = 4
-"""Messages in shared memory at a time: two pulls and two pushes."""
+NUM_PULLS, NUM_PUSHES = 2, 2
+"""Messages in shared memory at a time; each has a region of the slab."""
 _ALIGNMENT = 64
 
 
@@ -54,6 +57,7 @@ class ServersClient:
         tokens: Mapping[str, str] = MappingProxyType({}),
         contexts: Mapping[str, ssl.SSLContext | None] = MappingProxyType({}),
         slab_bytes: int = SLAB_BYTES,
+        num_pulls: int = NUM_PULLS,
         is_half: bool = False,
     ) -> None:
         """Connect to all servers and join.
@@ -62,6 +66,7 @@ class ServersClient:
             addresses: By the name of the server, like `tokens` and TLS `contexts`.
             widths: By table.
             slab_bytes: Shared memory for each server on this machine; 0 for none.
+            num_pulls: Pulls that may be in shared memory at a time.
             is_half: Send rows and gradients in half precision to servers on other machines.
 
         Raises:
@@ -74,7 +79,15 @@ class ServersClient:
         try:
             for name, address in addresses.items():
                 token, context = tokens.get(name, ""), contexts.get(name)
-                link = _Link(name, address, token=token, context=context, slab_bytes=slab_bytes, is_half=is_half)
+                link = _Link(
+                    name,
+                    address,
+                    token=token,
+                    context=context,
+                    slab_bytes=slab_bytes,
+                    num_pulls=num_pulls,
+                    is_half=is_half,
+                )
                 self._links.append(link)
             joins = [link.ask(protocol.Join(0, *fence)) for link in self._links]
             self.clock = min(join.result()[0].clock for join in joins)
@@ -89,15 +102,22 @@ class ServersClient:
     def pull(self, clock: int, wanted: Mapping[str, Keys]) -> Pulled:
         """Ask for the rows of these keys, which must ascend. `clock`: completed steps of this worker."""
         tables = list(wanted)
-        owners = {name: self._placement.owners_of(keys) for name, keys in wanted.items()}
+        own = {name: self._by_owner(keys) for name, keys in wanted.items()}
         pulled = Pulled({name: (len(keys), self._widths[name]) for name, keys in wanted.items()})
         for number, link in enumerate(self._links):
-            positions = {name: np.flatnonzero(owners[name] == number) for name in tables}
-            if any(map(len, positions.values())):
-                keys = [wanted[name][positions[name]] for name in tables]
+            positions = {name: own[name][number] for name in tables}
+            keys = [wanted[name][positions[name]] for name in tables]
+            if any(map(len, keys)):
                 shapes = [(len(each), self._widths[name]) for name, each in zip(tables, keys, strict=True)]
                 pulled.add(link.pull(clock, tables, keys, shapes), positions, shapes)
         return pulled
+
+    def _by_owner(self, keys: Keys) -> list[Own]:
+        """Return the positions of each server's keys; all of them, without a copy, if there is one server."""
+        if len(self._links) == 1:
+            return [slice(None)]
+        owners = self._placement.owners_of(keys)
+        return [np.flatnonzero(owners == number) for number in range(len(self._links))]
 
     def push(
         self,
@@ -114,13 +134,10 @@ class ServersClient:
             num_saves: Checkpoints that this worker has requested so far.
         """
         tables = list(gradients)
-        owners = {name: self._placement.owners_of(push.keys) for name, push in gradients.items()}
+        own = {name: self._by_owner(push.keys) for name, push in gradients.items()}
         pushed = []
         for number, link in enumerate(self._links):
-            parts = []
-            for name in tables:
-                own = np.flatnonzero(owners[name] == number)
-                parts += [(gradients[name].keys, own), (gradients[name].gradients, own)]
+            parts = [(each, own[name][number]) for name in tables for each in gradients[name]]
             in_order = [rates[name] for name in tables] if rates else []
             pushed.append(link.push(protocol.Push(0, clock, tables, in_order, num_saves), parts))
         return _all_of(pushed)
@@ -146,6 +163,11 @@ class _Part:
         self._region = region
         self._room = room
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the rows are in shared memory, which is used again."""
+        return self._room is not None
+
     def buffers(self, timeout_s: float | None) -> list[NDArray[np.uint8]]:
         try:
             _, sent = self.answer.result(timeout_s)
@@ -170,9 +192,9 @@ class Pulled:
 
     def __init__(self, shapes: Mapping[str, tuple[int, int]]) -> None:
         self._shapes = shapes
-        self._parts: list[tuple[_Part, Mapping[str, NDArray[np.int64]], list[tuple[int, int]]]] = []
+        self._parts: list[tuple[_Part, Mapping[str, Own], list[tuple[int, int]]]] = []
 
-    def add(self, part: _Part, positions: Mapping[str, NDArray[np.int64]], shapes: list[tuple[int, int]]) -> None:
+    def add(self, part: _Part, positions: Mapping[str, Own], shapes: list[tuple[int, int]]) -> None:
         self._parts.append((part, positions, shapes))
 
     def rows(self, timeout_s: float | None = None) -> dict[str, Rows]:
@@ -184,7 +206,11 @@ class Pulled:
         found = {name: np.empty(shape, np.float32) for name, shape in self._shapes.items()}
         for part, positions, shapes in self._parts:
             for (name, own), buffer, shape in zip(positions.items(), part.buffers(timeout_s), shapes, strict=True):
-                found[name][own] = protocol.rows_in(buffer, *shape)
+                rows = protocol.rows_in(buffer, *shape)
+                if isinstance(own, slice) and not part.is_shared:
+                    found[name] = rows
+                else:
+                    found[name][own] = rows
             part.release()
         return found
 
@@ -193,7 +219,15 @@ class _Link:
     """The connection to one server; a thread receives its answers."""
 
     def __init__(
-        self, name: str, address: str, *, token: str, context: ssl.SSLContext | None, slab_bytes: int, is_half: bool
+        self,
+        name: str,
+        address: str,
+        *,
+        token: str,
+        context: ssl.SSLContext | None,
+        slab_bytes: int,
+        num_pulls: int,
+        is_half: bool,
     ) -> None:
         self.name = name
         try:
@@ -214,9 +248,10 @@ class _Link:
                 self._connection.close()
                 self._slab.close()
                 raise
-            size = slab_bytes // NUM_REGIONS // _ALIGNMENT * _ALIGNMENT
-            regions = [_Region(self._slab.view(number * size, size)) for number in range(NUM_REGIONS)]
-            self._regions = {"pull": regions[0::2], "push": regions[1::2]}
+            num_regions = num_pulls + NUM_PUSHES
+            size = slab_bytes // num_regions // _ALIGNMENT * _ALIGNMENT
+            regions = [_Region(self._slab.view(number * size, size)) for number in range(num_regions)]
+            self._regions = {"pull": regions[:num_pulls], "push": regions[num_pulls:]}
         self._thread = threading.Thread(target=self._receive, name=f"strata-pull-{name}", daemon=True)
         self._thread.start()
 
@@ -252,8 +287,8 @@ class _Link:
         region.user = self.ask(protocol.Pull(0, clock, tables, has_room=True), [*given, *room])
         return _Part(self.name, region.user, region, room)
 
-    def push(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
-        num_bytes = sum(len(own) * array[:1].nbytes for array, own in parts)
+    def push(self, request: protocol.Push, parts: list[tuple[Any, Own]]) -> Future[Any]:
+        num_bytes = sum(array.nbytes if isinstance(own, slice) else len(own) * array[:1].nbytes for array, own in parts)
         regions = self._regions["push"]
         if not regions or not regions[0].fits(num_bytes):
             return self.ask(request, [self._on_the_wire(array[own]) for array, own in parts])
@@ -329,12 +364,14 @@ class _Region:
         return self._memory[start : start + num_bytes]
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
-        place = self.take(array.nbytes).view(array.dtype)
-        place[:] = array
+        place = self.take(array.nbytes).view(array.dtype).reshape(array.shape)
+        place[...] = array
         return place
 
-    def gather(self, array: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    def gather(self, array: NDArray[Any], rows: Own) -> NDArray[Any]:
         """Copy some rows of an array, without a copy in between."""
+        if isinstance(rows, slice):
+            return self.put(array)
         shape = (len(rows), *array.shape[1:])
         place = self.take(array[:1].nbytes * len(rows)).view(array.dtype).reshape(shape)
         np.take(array, rows, axis=0, out=place, mode="clip")

@@ -10,15 +10,17 @@ import logging
 from typing import TYPE_CHECKING, Literal
 
 from strata.errors import StrataError
-from strata.servers.client import ServersClient
+from strata.servers.client import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, ServersClient
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
 from strata.servers.process import server_names
+from strata.servers.protocol import MAX_TABLES
 from strata.servers.state import Fence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
+    from strata.servers.client import Pulled
     from strata.servers.clocks import Push
     from strata.servers.process import PartSpec
     from strata.servers.table.keys import Keys
@@ -31,6 +33,24 @@ FIND_TIMEOUT_S = 300.0
 """Time for the servers to restore their rows and publish where they listen."""
 WAIT_S = 900.0
 """Time for an answer of a server, which may wait for the slowest worker."""
+
+
+class AskedRows:
+    """Rows that are on their way from the servers of all parts."""
+
+    def __init__(self, pulled: Sequence[Pulled]) -> None:
+        self._pulled = pulled
+
+    def rows(self) -> dict[str, Rows]:
+        """Wait for the rows; return them by table. Call it once.
+
+        Raises:
+            StrataError: A server is lost, does not answer, or refuses the pull; the message names it.
+        """
+        found: dict[str, Rows] = {}
+        for each in self._pulled:
+            found |= each.rows(WAIT_S)
+        return found
 
 
 class WorkerLink:
@@ -54,17 +74,23 @@ class WorkerLink:
         Raises:
             StrataError: A server is lost, does not answer, or refuses a push or the pull; the message names it.
         """
+        return self.ask(wanted).rows()
+
+    def ask(self, wanted: Mapping[str, Keys], steps_ahead: int = 0) -> AskedRows:
+        """Ask for the rows of these keys, for the current step or a later one; return before they arrive.
+
+        Raises:
+            StrataError: A server is lost, or refuses a push; the message names it.
+        """
         self._connect()
         self._check_pushed()
-        asked = [
-            client.pull(self._clock, chosen)
-            for part, client in self._clients.items()
-            if (chosen := {name: keys for name, keys in wanted.items() if self._part_of[name] == part})
-        ]
-        found: dict[str, Rows] = {}
-        for each in asked:
-            found |= each.rows(WAIT_S)
-        return found
+        pulled = []
+        for part, client in self._clients.items():
+            tables = [name for name in wanted if self._part_of[name] == part]
+            for start in range(0, len(tables), MAX_TABLES):
+                chosen = {name: wanted[name] for name in tables[start : start + MAX_TABLES]}
+                pulled.append(client.pull(self._clock + steps_ahead, chosen))
+        return AskedRows(pulled)
 
     def push(self, gradients: Mapping[str, Push], rates: Mapping[str, float]) -> None:
         """Complete a step with these gradients. Return before the servers have applied them.
@@ -149,6 +175,8 @@ class WorkerLink:
                 tokens={name: each.client_token() for name, each in zip(names, endpoints, strict=True)},
                 contexts={name: each.client_context() for name, each in zip(names, endpoints, strict=True)},
                 is_half=part.is_half,
+                slab_bytes=SLAB_BYTES * (part.num_pulls + NUM_PUSHES) // (NUM_PULLS + NUM_PUSHES),
+                num_pulls=part.num_pulls,
             )
             if client.clock != ctx.step:
                 raise StrataError(

@@ -17,6 +17,7 @@ import numpy as np
 
 from strata.errors import StrataError
 from strata.scratch import Scratch
+from strata.servers.client import NUM_PULLS
 from strata.servers.cold_file import ColdFiles
 from strata.servers.endpoint import TOPIC, Endpoint, Security, address_towards, node_of
 from strata.servers.placement import Placement
@@ -58,6 +59,8 @@ class PartSpec:
     staleness: int | None
     is_half: bool = False
     """Whether rows travel between machines in half precision."""
+    num_pulls: int = NUM_PULLS
+    """Pulls of a worker that may be on their way at a time."""
 
 
 def server_names(number: int) -> list[str]:

@@ -20,6 +20,7 @@ from strata.trainer.callbacks import Callbacks
 from strata.trainer.callbacks import create as create_callback
 from strata.trainer.evaluation import Evaluator
 from strata.trainer.history import Better, History
+from strata.trainer.lookahead import LookAhead
 from strata.trainer.metrics import MetricSet
 from strata.trainer.optimizer import build as build_optimizer
 from strata.trainer.parts import Parts, make_scheduler
@@ -51,6 +52,8 @@ def build(trainer: Trainer, config: FitConfig, ctx: Context) -> Parts:
         bound = serving.bind(trainer, optimizer, ranks, ctx)
     else:
         bound = trainer.strategy.bind(module, ranks)
+    if bound.num_ahead and getattr(loader, "has_global_state", False):
+        loader = LookAhead(loader)
     monitor, better = _monitored(trainer, metrics, config)
     valid = None
     if config.valid is not None:

@@ -13,7 +13,9 @@ from torch import nn
 from strata.errors import InvalidArgument
 from strata.trainer import sources
 from strata.trainer.diagnosis import single_rows_refused
+from strata.trainer.lookahead import Batches
 from strata.trainer.optimizer import Ema
+from strata.trainer.strategy.base import Upcoming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,13 +92,25 @@ class Parts:
     def _group(self, current: Any, raw: Iterator[Any], clock: _RowClock) -> Iterator[tuple[Batch, float, bool]]:
         most = self.settings.accumulate
         group_rows = clock.group_rows(most)
-        for _ in range(1, most):
+        place = 0
+        while place < most - 1:
             following = next(raw, _END)
             if following is _END:
                 break
+            self._prepare([current, following], place, raw)
             yield self._weighted(current, group_rows, is_last=False)
             current = following
+            place += 1
+        self._prepare([current], place, raw)
         yield self._weighted(current, group_rows, is_last=True)
+
+    def _prepare(self, batches: list[Any], place: int, raw: Iterator[Any]) -> None:
+        """Show the strategy the batch at this place of its step, and the batches after it if the loader allows it."""
+        if isinstance(raw, Batches):
+            batches = [*batches, *raw.upcoming(self.bound.num_ahead)]
+        shown = batches[: 1 + self.bound.num_ahead]
+        most = self.settings.accumulate
+        self.bound.prepare([Upcoming(batch, (place + nth) // most) for nth, batch in enumerate(shown)])
 
     def _weighted(self, raw: Any, group_rows: int | None, *, is_last: bool) -> tuple[Batch, float, bool]:
         """Return a batch and the weight of its mean loss, with which all ranks together average over all rows."""

@@ -113,7 +113,13 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
     else:
         named = {ALL: ([*specs, *dense_specs], sparse)}
     parts = tuple(
-        PartSpec(name=name, tables=tuple(own), staleness=of.staleness, is_half=of.wire == "fp16")
+        PartSpec(
+            name=name,
+            tables=tuple(own),
+            staleness=of.staleness,
+            is_half=of.wire == "fp16",
+            num_pulls=2 * (of.num_ahead + 1),  # of the sparse and of the dense tables
+        )
         for name, (own, of) in named.items()
         if own
     )
@@ -233,13 +239,15 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
             return Alone(rest)
         return strategy.dense.bind(rest, ranks)
 
-    is_synchronous = isinstance(strategy.dense, ParameterServer) and strategy.dense.staleness == 0
+    dense = strategy.dense if isinstance(strategy.dense, ParameterServer) else None
     return Served(
         module,
         planned.tables,
         planned.dense,
         link,
-        is_synchronous=is_synchronous,
+        is_synchronous=dense is not None and dense.staleness == 0,
+        num_ahead=strategy.sparse.num_ahead,
+        dense_ahead=0 if dense is None else dense.num_ahead,
         rates=planned.rates,
         bind=bind_rest,
     )

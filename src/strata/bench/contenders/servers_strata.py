@@ -11,8 +11,7 @@ import json
 import multiprocessing
 import tempfile
 import threading
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -40,26 +39,24 @@ from strata.bench.contenders.servers_job import (
     run_ranks,
 )
 from strata.servers.client import ServersClient
+from strata.servers.link import AskedRows
 from strata.servers.server import Server
 from strata.servers.state import Fence, ServerState
-from strata.servers.table.keys import unique
 from strata.servers.table.optimizers import RowWiseAdagrad
 from strata.servers.table.snapshot import Saved
 from strata.servers.table.table import Table, TableSpec
 from strata.trainer.strategy import tables
-from strata.trainer.strategy.lookup import Found, StepRows
+from strata.trainer.strategy.base import Upcoming
+from strata.trainer.strategy.lookup import StepRows
 from strata.transport.tokens import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Future
     from multiprocessing.connection import Connection
 
-    from torch import Tensor
-
-    from strata.servers.client import Pulled
-    from strata.servers.table.keys import Unique
-    from strata.servers.table.optimizers import RowOptimizer
+    from strata.servers.table.keys import Keys
+    from strata.servers.table.optimizers import RowOptimizer, Rows
 
 TABLE = "embedding.weight"
 STALENESS = 4
@@ -132,23 +129,18 @@ def fill_table(table: Table, rows: int) -> None:
 # -- worker: what `Trainer(strategy=Hybrid(…))` replaces ---------------------------------------------------------------
 
 
-class PrefetchedRows(StepRows):
-    """The rows of one table, pulled in the order of `prefetch`."""
+class Source:
+    """What a `WorkerLink` is in a run: pulls with the clock of this worker."""
 
     def __init__(self, client: ServersClient) -> None:
         self._client = client
-        self._ahead: deque[tuple[Unique, Pulled]] = deque()
-        self._used: dict[str, list[tuple[Any, Tensor]]] = {}
+        self.clock = client.clock
 
-    def prefetch(self, clock: int, ids: Tensor) -> None:
-        found = unique(ids.reshape(-1).numpy().astype(np.uint64))
-        self._ahead.append((found, self._client.pull(clock, {TABLE: found.keys})))
+    def pull(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]:
+        return self.ask(wanted).rows()
 
-    def rows_of(self, table: str, ids: Tensor) -> Found:
-        found, pulled = self._ahead.popleft()
-        rows = torch.from_numpy(pulled.rows()[table]).requires_grad_()
-        self._used.setdefault(table, []).append((found.keys, rows))
-        return Found(rows, torch.from_numpy(found.inverse).reshape(ids.shape), found)
+    def ask(self, wanted: Mapping[str, Keys], steps_ahead: int = 0) -> AskedRows:
+        return AskedRows([self._client.pull(self.clock + steps_ahead, wanted)])
 
 
 class Worker:
@@ -159,7 +151,7 @@ class Worker:
         self._rank = rank
         self._prefetch = prefetch
         self._client = ServersClient({"server": address}, Fence(rank.number, 0, incarnation), {TABLE: WIDTH})
-        self._clock = self._client.clock
+        self._source = Source(self._client)
         self._pushed: Future[None] | None = None
 
     def close(self) -> None:
@@ -169,22 +161,20 @@ class Worker:
         size = self._rank.size
         num_steps = WARM_UP + size.steps
         given = batches(size, num_steps, seed=self._rank.number)
-        rows = PrefetchedRows(self._client)
+        shown = [{"ids": batch.ids, "labels": batch.labels} for batch in given]
+        rows = StepRows(self._source)
         plain = Network(nn.Embedding(size.rows, WIDTH, device="meta"), units)
         tables.replace(plain, tables.find(plain, ["embedding"]), rows)
         network = DistributedDataParallel(plain, init_sync=False)  # the ranks have the same seed
         optimizer = torch.optim.Adagrad(network.parameters(), lr=LR)
-        num_ahead = 0
 
         def step(number: int) -> None:
-            nonlocal num_ahead
-            while num_ahead < min(number + 1 + self._prefetch, num_steps):
-                rows.prefetch(self._clock + num_ahead - number, given[num_ahead].ids)
-                num_ahead += 1
+            window = shown[number : number + 1 + self._prefetch]
+            rows.prepare([Upcoming(batch, ahead) for ahead, batch in enumerate(window)])
             optimizer.zero_grad()
             LOSS(network(given[number].ids), given[number].labels).backward()
-            self._clock += 1
-            self._pushed = self._client.push(self._clock, rows.take_gradients())
+            self._source.clock += 1
+            self._pushed = self._client.push(self._source.clock, rows.take_gradients())
             optimizer.step()
 
         return measure(size, step, self._finish, servers=[pid])

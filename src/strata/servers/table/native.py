@@ -19,6 +19,7 @@ Kernel: TypeAlias = Callable[..., Any] | None
 
 fill_uniform: Kernel = None
 fill_normal: Kernel = None
+sort_words: Kernel = None
 find: Kernel = None
 pull: Kernel = None
 touch: Kernel = None
@@ -33,7 +34,7 @@ adam: Kernel = None
 ftrl: Kernel = None
 
 KERNELS = (
-    *("fill_uniform", "fill_normal", "find", "pull", "touch", "place", "sum_rows"),
+    *("fill_uniform", "fill_normal", "sort_words", "find", "pull", "touch", "place", "sum_rows"),
     *("to_half", "from_half"),
     *("sgd", "adagrad", "adagrad_rows", "adam", "ftrl"),
 )
@@ -42,6 +43,8 @@ _AHEAD = 8
 """Rows between the one in use and the one that is loaded into the cache."""
 _LINE = 16
 """Numbers in a cache line."""
+_DIGIT_BITS = 12
+"""Bits that one pass of a radix sort looks at; the counts of a digit fit into the L1 cache."""
 _GOLDEN = 0x9E3779B97F4A7C15
 UNIT_53 = 2.0**-53
 ROOT_HALF = 0x3FE6A09E667F3BCD
@@ -110,6 +113,28 @@ else:
             for j in range(rows.shape[1]):
                 bits = _mix(of_key + np.uint64(j) * np.uint64(_GOLDEN)) >> np.uint64(11)
                 rows[at[i], j] = (np.float64(np.int64(bits)) * UNIT_53 * 2.0 - 1.0) * scale
+
+    @_compiled
+    def sort_words(words: Any, spare: Any, first_bit: Any, num_bits: Any) -> Any:
+        """Sort by the bits from `first_bit` on, keeping the order of equal ones; return the array with the result."""
+        counts = np.empty(1 << _DIGIT_BITS, np.int64)
+        mask = np.uint64((1 << _DIGIT_BITS) - 1)
+        for low in range(first_bit, num_bits, _DIGIT_BITS):
+            shift = np.uint64(low)
+            counts[:] = 0
+            for i in range(len(words)):
+                counts[np.int64((words[i] >> shift) & mask)] += 1
+            total = 0
+            for at in range(len(counts)):
+                count = counts[at]
+                counts[at] = total
+                total += count
+            for i in range(len(words)):
+                digit = np.int64((words[i] >> shift) & mask)
+                spare[counts[digit]] = words[i]
+                counts[digit] += 1
+            words, spare = spare, words
+        return words
 
     _fraction, _radius, _angle = _compiled(fraction), _compiled(radius), _compiled(angle)
     _sign, _sine, _cosine = _compiled(sign), _compiled(sine), _compiled(cosine)

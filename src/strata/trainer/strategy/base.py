@@ -6,8 +6,10 @@ which the training loop calls around the backward pass and after each optimizer 
     bound = strategy.bind(module, ranks)
     for step, micro_batches in enumerate(batches, start=1):
         for micro_batch in micro_batches[:-1]:
+            bound.prepare([Upcoming(micro_batch, 0)])
             with bound.accumulating():
                 loss(bound.module(micro_batch)).backward()
+        bound.prepare([Upcoming(micro_batches[-1], 0)])
         loss(bound.module(micro_batches[-1])).backward()
         optimizer.step()
         bound.push()
@@ -18,18 +20,27 @@ which the training loop calls around the backward pass and after each optimizer 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from strata.identity import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
 
 Ranks: TypeAlias = Identity
 """The rank of this process, the world size, and its place among the nodes."""
+
+
+class Upcoming(NamedTuple):
+    """A batch that is about to be trained."""
+
+    batch: Any
+    """What the loader delivered."""
+    steps_ahead: int
+    """Optimizer steps before the one that the batch belongs to; 0: the current one."""
 
 
 class Strategy(Protocol):
@@ -54,6 +65,15 @@ class Bound(Protocol):
     is_replicated: bool
     """Whether all ranks hold the same parameters after every step. If not, a checkpoint must store those of each
     rank, so they must not be listed in `replicated=`."""
+
+    num_ahead: int = 0
+    """How many batches after the current one the strategy wants to see."""
+
+    def prepare(self, batches: Sequence[Upcoming]) -> None:  # noqa: ARG002 - for implementations
+        """Called before each forward pass with its batch, and with up to `num_ahead` batches after it where the loader
+        allows it.
+        """
+        return
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Run forward and backward passes inside it without communication; their gradients add up locally."""

@@ -6,7 +6,7 @@ row once. In the backward pass the gradients of these rows collect in `StepRows`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +16,14 @@ from torch.nn import functional
 from strata.errors import InvalidArgument
 from strata.servers.clocks import Push, sum_by_key
 from strata.servers.table.keys import unique
+from strata.trainer.strategy.prefetch import Prefetch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from strata.servers.table.keys import Keys, Unique
-    from strata.servers.table.optimizers import Rows
-
-
-class RowSource(Protocol):
-    def pull(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]:
-        """Return the current rows of these keys, which ascend, by table."""
-        ...
+    from strata.trainer.strategy.base import Upcoming
+    from strata.trainer.strategy.prefetch import RowSource
 
 
 class Found(NamedTuple):
@@ -53,12 +49,22 @@ class StepRows:
 
     def __init__(self, source: RowSource) -> None:
         self._source = source
+        self._prefetch = Prefetch(source)
         self._used: dict[str, list[tuple[Keys, Tensor]]] = {}
+
+    def prepare(self, batches: Sequence[Upcoming]) -> None:
+        """Begin the forward pass of a batch: ask for its rows and those of the batches after it."""
+        self._prefetch.begin(batches)
 
     def rows_of(self, table: str, ids: Tensor) -> Found:
         """Return the rows of the different ids, and for each id the position of its row."""
-        groups = unique(ids.detach().reshape(-1).cpu().numpy().astype(np.uint64))
-        rows = torch.from_numpy(self._source.pull({table: groups.keys})[table]).to(ids.device)
+        flat = ids.detach().reshape(-1).cpu().numpy().astype(np.int64, copy=False)
+        if torch.is_grad_enabled():
+            groups, pulled = self._prefetch.rows_of(table, flat)
+        else:
+            groups = unique(flat.view(np.uint64))
+            pulled = self._source.pull({table: groups.keys})[table]
+        rows = torch.from_numpy(pulled).to(ids.device)
         if torch.is_grad_enabled():
             rows.requires_grad_()
             self._used.setdefault(table, []).append((groups.keys, rows))
@@ -69,6 +75,7 @@ class StepRows:
 
         A row that was used several times, by tied embeddings or in several forward passes, has the sum.
         """
+        self._prefetch.end()
         used, self._used = self._used, {}
         found = {}
         for table, parts in used.items():

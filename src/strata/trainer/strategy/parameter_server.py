@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from strata.servers.table.optimizers import RowOptimizer
 
 MAX_SERVERS = 1_024
+MAX_PREFETCH = 64
+"""A worker holds the rows of as many batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,9 @@ class ParameterServer:
     staleness: int | None = 0
     """How many steps a worker may be ahead of the slowest. 0: synchronous, the gradients of all workers are averaged in
     every step. None: asynchronous, every push is applied at once."""
+    prefetch: int = 1
+    """Batches whose rows a worker asks for while it computes an earlier one. Each takes a step of `staleness`, so there
+    are at most as many, and none with 0."""
     wire: Literal["fp32", "fp16"] = "fp32"
     """Precision of rows and gradients between machines; within a machine they are not converted. Servers compute in
     fp32."""
@@ -55,6 +60,7 @@ class ParameterServer:
         _require_count("servers", self.servers, least=1, most=MAX_SERVERS)
         if self.staleness is not None:
             _require_count("staleness", self.staleness, least=0)
+        _require_count("prefetch", self.prefetch, least=0, most=MAX_PREFETCH)
         if self.wire not in ("fp32", "fp16"):
             raise InvalidArgument(f"wire={self.wire!r} is unknown; use 'fp32' or 'fp16'", field="wire")
         if isinstance(self.tables, str):
@@ -76,6 +82,11 @@ class ParameterServer:
     @property
     def num_servers(self) -> int:
         return self.servers
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches that are prefetched: those that the staleness allows."""
+        return self.prefetch if self.staleness is None else min(self.prefetch, self.staleness)
 
     @property
     def dense(self) -> ParameterServer:

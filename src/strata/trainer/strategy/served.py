@@ -1,11 +1,12 @@
 """`Served`: a module on one worker, some or all of whose parameters live on parameter servers.
 
-Large embeddings are replaced by lookups, which pull the rows of a batch. Dense parameters on servers stay in the module
-as a copy, which every push renews.
+Large embeddings are replaced by lookups, which get the rows of a batch. Dense parameters on servers stay in the module
+as a copy, which every push renews. With staleness, both are asked for some steps before they are needed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,22 +15,21 @@ from torch import nn
 from strata.servers.clocks import Push
 from strata.trainer.strategy.base import Bound
 from strata.trainer.strategy.lookup import StepRows
+from strata.trainer.strategy.prefetch import RowSource
 from strata.trainer.strategy.tables import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from strata.servers.table.keys import Keys
-    from strata.servers.table.optimizers import Rows
+    from strata.trainer.strategy.base import Upcoming
     from strata.trainer.strategy.dense_table import DenseTable
+    from strata.trainer.strategy.prefetch import Asked
     from strata.trainer.strategy.tables import FoundTable
 
 
-class Link(Protocol):
+class Link(RowSource, Protocol):
     """The connection to the servers."""
-
-    def pull(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]: ...
 
     def push(self, gradients: Mapping[str, Push], rates: Mapping[str, float]) -> None: ...
 
@@ -49,12 +49,16 @@ class Served(Bound):
         link: Link,
         *,
         is_synchronous: bool,
+        num_ahead: int,
+        dense_ahead: int,
         rates: Callable[[], Mapping[str, float]],
         bind: Callable[[nn.Module], Bound],
     ) -> None:
         """
         Args:
             is_synchronous: Whether the servers average the dense gradients of all workers in every step.
+            num_ahead: Batches whose rows are prefetched.
+            dense_ahead: Steps for which the dense parameters are prefetched.
             rates: Returns the current learning rates, by table.
             bind: Binds what stays in the workers, once the tables have left the module.
         """
@@ -62,6 +66,10 @@ class Served(Bound):
         self._link = link
         self._rates = rates
         self._dense = list(dense)
+        self._dense_ahead = dense_ahead
+        self._asked: deque[Asked] = deque()
+        """Dense parameters of the next steps."""
+        self.num_ahead = num_ahead
         self._rows = StepRows(link)
         self._originals = {place: module.get_submodule(place) for table in tables for place in table.places}
         replace(module, tables, self._rows)
@@ -77,6 +85,9 @@ class Served(Bound):
         self._renew()
         self._inner.begin()
 
+    def prepare(self, batches: Sequence[Upcoming]) -> None:
+        self._rows.prepare(batches)
+
     def accumulating(self) -> AbstractContextManager[None]:
         return self._inner.accumulating()
 
@@ -89,8 +100,12 @@ class Served(Bound):
         self._renew()
 
     def _renew(self) -> None:
+        """Set the dense parameters for the next step, and ask for those of the steps after it."""
         if self._dense:
-            rows = self._link.pull({dense.name: dense.keys for dense in self._dense})
+            wanted = {dense.name: dense.keys for dense in self._dense}
+            while len(self._asked) <= self._dense_ahead:
+                self._asked.append(self._link.ask(wanted, len(self._asked)))
+            rows = self._asked.popleft().rows()
             for dense in self._dense:
                 dense.put(rows[dense.name])
 
@@ -98,6 +113,7 @@ class Served(Bound):
         self._inner.after_step(step)
 
     def finish(self) -> None:
+        self._asked.clear()  # later changes count, too
         self._renew()
         self._inner.finish()
 
