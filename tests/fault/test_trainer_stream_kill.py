@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
 import struct
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -39,13 +39,21 @@ def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
-def write(directory: Path) -> None:
-    """Add files with the next ids, each complete when it appears; the process of a writer."""
+MOVE = f"""
+while [ ! -e trained ]; do sleep 0.05; done
+for number in $(seq 1 {FILES - 1}); do mv staging/$number.parquet data/; sleep {PAUSE_S}; done
+"""
+"""The program of the writer, which begins when training has: each file is complete when it appears."""
+
+
+def prepare(staging: Path, data: Path) -> None:
+    """Write the files of the writer, and add the first."""
+    for directory in (staging, data):
+        directory.mkdir()
     for number in range(FILES):
         ids = np.arange(ROWS * number, ROWS * (number + 1))
-        pq.write_table(pa.table({"id": ids}), directory / f"_{number}")
-        (directory / f"_{number}").rename(directory / f"{number}.parquet")
-        time.sleep(PAUSE_S)
+        pq.write_table(pa.table({"id": ids}), staging / f"{number}.parquet")
+    (staging / "0.parquet").rename(data / "0.parquet")
 
 
 class Killed(Trainer):
@@ -58,6 +66,7 @@ class Killed(Trainer):
 
     def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
         self.calls += 1
+        (self.marks / "trained").touch()
         for what, call in self.kills:
             mark = self.marks / f"killed-{what}"
             if os.environ["RANK"] == "0" and self.calls == call and not mark.exists():
@@ -79,14 +88,14 @@ def pid_of_server(lookup: Any) -> int:
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param((("worker", 5),), id="worker"),
-        pytest.param((("server", 5), ("worker", 4)), id="server and worker", marks=pytest.mark.slow),
+        pytest.param((("worker", 8),), id="worker"),
+        pytest.param((("server", 8), ("worker", 4)), id="server and worker", marks=pytest.mark.slow),
     ],
 )
 def test_killed_processes_of_a_stream_neither_lose_nor_repeat_rows(
     tmp_path: Path, kills: tuple[tuple[str, int], ...]
 ) -> None:
-    (tmp_path / "data").mkdir()
+    prepare(tmp_path / "staging", tmp_path / "data")
     trainer = Killed(
         Counts(FILES * ROWS + 1),
         optimizer=torch.optim.SGD,
@@ -109,14 +118,14 @@ def test_killed_processes_of_a_stream_neither_lose_nor_repeat_rows(
             else:
                 exported.append(model.predict({"id": torch.arange(FILES * ROWS + 1)}))
 
-    writer = multiprocessing.get_context("spawn").Process(target=write, args=(tmp_path / "data",))
+    writer = subprocess.Popen(["/bin/sh", "-c", MOVE], cwd=tmp_path)
     exporter = threading.Thread(target=export)
-    writer.start()
+    exporter.start()
     try:
-        exporter.start()
         result = trainer.fit("data", batch_size=2, stream=True, idle_timeout_s=6.0, every=3)
     finally:
-        writer.join(60)
+        writer.kill()
+        writer.wait(60)
         exporter.join(60)
 
     assert result.stop_reason == "no new file for 6 s"
