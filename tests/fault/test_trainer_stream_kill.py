@@ -61,7 +61,7 @@ class Killed(Trainer):
 
     marks = Path()
     kills: tuple[tuple[str, int], ...] = ()
-    """(what to kill, number of the call in its process)"""
+    """(what to kill, number of the first call in its process at which it may die, once there is a checkpoint)"""
     calls = 0
 
     def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
@@ -69,11 +69,14 @@ class Killed(Trainer):
         (self.marks / "trained").touch()
         for what, call in self.kills:
             mark = self.marks / f"killed-{what}"
-            if os.environ["RANK"] == "0" and self.calls == call and not mark.exists():
+            if os.environ["RANK"] == "0" and self.calls >= call and not mark.exists() and self._has_saved():
                 mark.touch()
                 os.kill(os.getpid() if what == "worker" else pid_of_server(self.module.count), signal.SIGKILL)
         total: torch.Tensor = batch.call(module).sum()
         return total
+
+    def _has_saved(self) -> bool:
+        return any((self.marks / "saved").glob("*/manifest.json"))
 
 
 def pid_of_server(lookup: Any) -> int:
