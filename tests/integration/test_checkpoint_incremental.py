@@ -196,6 +196,36 @@ def test_dirty_rows_are_trusted_and_the_rest_of_the_table_is_not_compared(manage
     assert np.array_equal(loaded["head"], state["head"])
 
 
+def test_small_rows_that_are_dirty_are_written_singly_and_not_in_blocks(manager: strata.CheckpointManager) -> None:
+    state = {"keys": np.arange(100_000), "used": np.zeros(100_000, np.uint8), "pairs": np.zeros((100_000, 2))}
+    manager.save(state, step=1).wait()
+    rows = np.arange(0, 100_000, 100)  # in every block
+    state["keys"][rows] += 1
+    state["used"][rows] = 1
+    state["pairs"][rows] += 1
+    saved = delta(manager, state, 2, dirty=dict.fromkeys(state, rows))
+    stored = safetensors.numpy.load_file(Path(saved.path) / "rank-00000.safetensors")
+    assert {name: len(stored[name]) for name in state} == dict.fromkeys(state, len(rows))
+    assert all(stored[f"{name}#rows"].tolist() == rows.tolist() for name in state)
+    state["keys"][7] = -1  # found by comparing, in blocks: what changed since the base is then in blocks, too
+    delta(manager, state, 3)
+    loaded = manager.load()
+    assert all(loaded[name].tobytes() == value.tobytes() for name, value in state.items())
+    manager.verify(step=3)
+
+
+def test_small_rows_of_which_most_in_a_block_are_dirty_are_written_as_blocks(
+    manager: strata.CheckpointManager,
+) -> None:
+    state = {"keys": np.arange(100_000)}
+    manager.save(state, step=1).wait()
+    state["keys"][:1_000] += 1
+    saved = delta(manager, state, 2, dirty={"keys": np.arange(1_000)})
+    stored = safetensors.numpy.load_file(Path(saved.path) / "rank-00000.safetensors")
+    assert stored["keys#blocks"].nbytes == 2 * 4_096
+    assert np.array_equal(manager.load()["keys"], state["keys"])
+
+
 @pytest.mark.parametrize(
     "rows", [torch.tensor([4, 4, 2]), np.array([2, 4]), {2, 4}, np.isin(np.arange(ROWS), [2, 4])], ids=repr
 )
@@ -550,12 +580,16 @@ def test_any_changes_saved_as_a_delta_load_as_the_whole_state(
     with manager_at(where, incremental_depth=depth, compression=compression, xor=xor) as manager:
         manager.save(state, step=0).wait()
         for step in range(1, data.draw(st.integers(2, 5))):
-            for name in data.draw(st.lists(st.sampled_from(sorted(state)), max_size=3)):
+            dirty: dict[str, Any] = {}
+            for name in data.draw(st.lists(st.sampled_from(sorted(state)), max_size=3, unique=True)):
                 flat = state[name].reshape(-1) if state[name].ndim else state[name].reshape(1)
                 if flat.size:
                     count = data.draw(st.integers(1, max(flat.size // 3, 1)))
-                    flat[rng.integers(0, flat.size, count)] += 1
-            delta(manager, state, step)
+                    changed = rng.integers(0, flat.size, count)
+                    flat[changed] += 1
+                    if state[name].ndim and data.draw(st.booleans()):
+                        dirty[name] = changed // (flat.size // len(state[name]))
+            delta(manager, state, step, dirty=dirty)
             loaded = manager.load(step=step)
             for name, value in state.items():
                 assert loaded[name].tobytes() == value.tobytes(), (step, name)

@@ -106,3 +106,12 @@ def test_all_ranks_find_it_due_after_the_same_step_in_any_interleaving(
             world.answer(rank)
             world.train(rank)
     assert world.found == dict.fromkeys(range(num_ranks), max(world.limits.values()))
+
+
+def test_a_rank_that_waits_between_steps_sees_a_stop_and_leaves_it_to_all_ranks() -> None:
+    agreement = Agreement()
+    agreement.agree(Due("checkpoint", 8, "a minute"))
+    assert agreement.reason_of("stop") == ""
+    agreement.agree(Due("stop", 8, "strata stop"))
+    assert agreement.reason_of("stop") == "strata stop"
+    assert [due.wish for due in agreement.take_due(8, timeout_s=0)] == ["checkpoint", "stop"]

@@ -82,3 +82,18 @@ def test_a_setting_of_early_stopping_with_a_wrong_type_is_refused(wrong: dict[st
     ((name, value),) = wrong.items()
     with pytest.raises(InvalidArgument, match=f"{name}={value!r} must be"):
         EarlyStopping(**wrong)
+
+
+@given(values=st.lists(st.one_of(numbers, st.just(math.nan)), min_size=1, max_size=30), most=st.integers(1, 5))
+def test_a_bounded_history_keeps_the_newest_rows_and_the_best_of_them(values: list[float], most: int) -> None:
+    history = History("loss", "lower", max_rows=most)
+    for value in values:
+        history.add({"loss": value})
+
+    assert history.num_epochs == len(values)
+    assert len(history.rows) == min(len(values), most)
+    kept = [row["loss"] for row in history.rows if not math.isnan(row["loss"])]
+    assert not kept or history.best_value == min(kept)
+    restored = History("loss", "lower", max_rows=most)
+    restored.load_state_dict(history.state_dict())
+    assert (restored.num_epochs, restored.best_epoch) == (history.num_epochs, history.best_epoch)

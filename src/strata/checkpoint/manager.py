@@ -273,12 +273,12 @@ class CheckpointManager:
 
     def _stage(
         self, kind: CheckpointType, plan: layout.Layout, leaves: Sequence[tree.Leaf]
-    ) -> tuple[dict[str, bytes] | None, str]:
+    ) -> tuple[jobs.PackedChanges | None, str]:
         """Copy the leaves; return what changed since the previous snapshot, or None and why it was not compared."""
         dirty = self._dirty.take()
         self._staging.reserve(plan.size_bytes + jobs.max_job_bytes(plan))
         if kind is CheckpointType.INCREMENTAL and self._staging.has_snapshot_like(plan):
-            return jobs.packed_bits(self._staging.update(plan, leaves, dirty)), ""
+            return jobs.PackedChanges.of(self._staging.update(plan, leaves, dirty)), ""
         had_snapshot = self._staging.has_snapshot
         self._staging.fill(plan, leaves)
         if kind is not CheckpointType.INCREMENTAL:

@@ -125,6 +125,8 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
         step = min(server.state.step for server in servers)
         if step > ctx.step:
             ctx.report(step=step)
+        else:  # no worker has made a step: they are watched themselves
+            ctx.idle()
         if note is not None and note.kind == "save":
             for server in servers:
                 server.wait_for_step(note.step, STEP_TIMEOUT_S)

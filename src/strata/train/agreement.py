@@ -79,6 +79,11 @@ class Agreement:
             self._due = [due for due in self._due if due.step > step]
             return now
 
+    def reason_of(self, wish: Wish) -> str:
+        """Return why this was agreed on, without taking it; empty if it was not."""
+        with self._lock:
+            return next((due.reason for due in self._due if due.wish == wish), "")
+
     def take_all(self) -> list[Due]:
         """Return everything that was agreed on, whatever its step: for a rank that makes no steps of its own."""
         with self._lock:

@@ -497,6 +497,21 @@ class Context:
         if self.rank == 0 and self._saves_last and self._unsaved is not None:
             log.warning("the last step, %d, is not saved: %s", self.step, why)
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the last step is in a checkpoint, or there is none."""
+        return self.step <= max(self._saved_step, 0)
+
+    def idle(self) -> None:
+        """Report that this rank has nothing to do for now: a rank that makes no steps does not hang."""
+        self._membership.report("IDLE", self.step, self.epoch)
+
+    def stop_reason(self) -> str:
+        """Return why all ranks were asked to stop; empty if they were not. For ranks that wait between two steps:
+        `maybe_checkpoint` stops after the next one. One rank asks, and all of them save and call `stop`.
+        """
+        return self._agreement.reason_of("stop")
+
     def is_stopping(self) -> str:
         """Return why all ranks were asked to stop; empty if they were not. For a rank that makes no steps itself."""
         return next((due.reason for due in self._agreement.take_all() if due.wish == "stop"), "")

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from strata.trainer.config import FitConfig
     from strata.trainer.trainer import Trainer
 
+MAX_PASSES = 1_000
+"""Newest passes of a stream that its history keeps; every checkpoint contains it."""
+
 
 def build(trainer: Trainer, config: FitConfig, ctx: Context) -> Parts:
     """Build the parts of one worker; collective if there are several.
@@ -68,7 +71,12 @@ def build(trainer: Trainer, config: FitConfig, ctx: Context) -> Parts:
         valid=valid,
         splitter=splitter,
         evaluator=evaluator,
-        history=History(monitor, better, early_stopping=config.early_stopping),
+        history=History(
+            monitor,
+            better,
+            early_stopping=config.early_stopping,
+            max_rows=MAX_PASSES if config.is_stream else None,
+        ),
         callbacks=Callbacks([create_callback(each) for each in trainer.callbacks] if ranks.rank == 0 else []),
         ranks=ranks,
         device=device,
@@ -140,7 +148,7 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
     for each in (config,) if config.valid is None else (config, _of_validation(config)):
         _require_rows(each.train)
         binding = _decide_binding(trainer, each)
-        if not sources.is_path(each.train):  # a loader over files has been made to find its columns
+        if not sources.is_files(each.train):  # a loader over files has been made to find its columns
             _open(each.train, trainer, each, binding, Identity(), shuffle=each.shuffle)
     optimizer = build_optimizer(trainer.optimizer, trainer.module, trainer.optimizer_args)
     if not isinstance(trainer.optimizer, torch.optim.Optimizer):  # a scheduler changes the user's instance
@@ -196,7 +204,7 @@ def _decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool =
             f"weight={config.weight!r} is not a column; columns: {', '.join(columns)}", field="weight"
         )
     features = trainer.features
-    if features is not None and sources.is_path(config.train):
+    if features is not None and sources.is_files(config.train):
         varlen = [each.name for each in features.fields if each.kind == "varlen"]
         encoded = [name for name in ("sparse", "dense") if any(each.kind == name for each in features.fields)]
         return bind(
@@ -226,7 +234,7 @@ def _open(
     columns: list[str] | None = None
     transform = None
     is_computed = needs_target and callable(config.label)  # from any columns
-    if features is not None and sources.is_path(source):
+    if features is not None and sources.is_files(source):
         kept += features.passthrough if is_computed else ()
         columns = [*dict.fromkeys([*(each.name for each in features.columns), *kept])]
         transform = features.with_passthrough(*kept).encode

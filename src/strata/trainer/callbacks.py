@@ -34,7 +34,8 @@ FLUSH_S = 5
 class RunInfo:
     """What is known when training starts or resumes."""
 
-    epochs: int
+    epochs: int | None
+    """None for a stream, which has no last one."""
     steps_per_epoch: int | None
     """None if the loader does not know its length."""
     step: int
@@ -209,7 +210,8 @@ class ProgressBar(Callback):
         assert self._run is not None
         per_epoch = self._run.steps_per_epoch
         done = step.step if per_epoch is None else (step.step - 1) % per_epoch + 1
-        title = f"epoch {step.epoch + 1}/{self._run.epochs} · loss {step.loss:.4f}"
+        last = "" if self._run.epochs is None else f"/{self._run.epochs}"
+        title = f"epoch {step.epoch + 1}{last} · loss {step.loss:.4f}"
         self._bar.update(self._task, completed=done, description=title)
 
     def on_epoch(self, row: Mapping[str, float]) -> None:

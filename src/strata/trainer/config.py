@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from strata.errors import InvalidArgument
+from strata.trainer.sources import Stream
 
 if TYPE_CHECKING:
     from strata.trainer.history import EarlyStopping
@@ -80,8 +81,16 @@ class FitConfig:
     started_s: float = 0.0
     """Wall-clock time of the call."""
 
+    @property
+    def is_stream(self) -> bool:
+        return isinstance(self.train, Stream)
+
     def __post_init__(self) -> None:
         _require_count("epochs", self.epochs)
+        if self.is_stream and self.epochs != 1:
+            raise InvalidArgument(
+                f"epochs={self.epochs}: a stream trains on each file once; leave epochs= out", field="epochs"
+            )
         _require_count("batch_size", self.batch_size)
         if self.max_steps is not None:
             _require_count("max_steps", self.max_steps)
@@ -109,6 +118,15 @@ def column_names(argument: str, columns: Any) -> tuple[str, ...]:
     are_names = bool(names) and all(isinstance(each, str) for each in names)
     _require(are_names, argument, columns, f"must be the name of a column or several: {argument}=['a', 'b']")
     return names
+
+
+def check_idle_timeout(seconds: Any) -> None:
+    """
+    Raises:
+        InvalidArgument: It is not a positive number or None.
+    """
+    is_valid = seconds is None or (_is_number(seconds) and seconds > 0)
+    _require(is_valid, "idle_timeout_s", seconds, "must be a number of seconds above 0, or None")
 
 
 def mapping(argument: str, given: Any) -> dict[str, Any]:

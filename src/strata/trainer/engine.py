@@ -167,6 +167,11 @@ def is_worker() -> bool:
     return found is not None and found.world_size > 1
 
 
+def agrees_on_times() -> bool:
+    """Return whether the workers can decide to save by time; ranks of torchrun have no coordinator for it."""
+    return not is_worker() or read_environment(os.environ) is not None
+
+
 def _launched_worker(work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving, servers: int) -> T | None:
     """Run the work in a worker or server process; only the result of rank 0 counts."""
     _keep_memory()

@@ -56,6 +56,9 @@ class History:
     best_epoch: int = -1
     stop_reason: str = ""
     """Why training ended before its last epoch; empty if it did not."""
+    max_rows: int | None = None
+    """Rows that are kept, of the newest epochs; None: all."""
+    num_dropped: int = 0
 
     def add(self, row: Mapping[str, float]) -> bool:
         """Append the row of an epoch; return whether it is the best so far."""
@@ -70,7 +73,19 @@ class History:
         patience = None if self.early_stopping is None else self.early_stopping.patience
         if patience is not None and len(self.rows) - 1 - self.best_epoch >= patience:
             self.stop_reason = f"{self.monitor} has not improved for {patience} epochs; best {self.best_value:g}"
+        if self.max_rows is not None and len(self.rows) > self.max_rows:
+            self._drop_oldest()
         return is_best
+
+    def _drop_oldest(self) -> None:
+        del self.rows[0]
+        self.num_dropped += 1
+        self.best_epoch -= 1
+        if self.best_epoch < 0:  # the best of those that are left
+            self.best_epoch = 0
+            for number, row in enumerate(self.rows):
+                if self._improves(row[self.monitor]):
+                    self.best_epoch = number
 
     @property
     def best_value(self) -> float:
@@ -78,7 +93,7 @@ class History:
 
     @property
     def num_epochs(self) -> int:
-        return len(self.rows)
+        return self.num_dropped + len(self.rows)
 
     def _improves(self, value: float) -> bool:
         best = self.best_value
@@ -88,11 +103,17 @@ class History:
         return value < best - delta if self.better == "lower" else value > best + delta
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "best_epoch": self.best_epoch, "stop_reason": self.stop_reason}
+        return {
+            "rows": self.rows,
+            "best_epoch": self.best_epoch,
+            "stop_reason": self.stop_reason,
+            "num_dropped": self.num_dropped,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.rows = [dict(row) for row in state["rows"]]
         self.best_epoch, self.stop_reason = int(state["best_epoch"]), str(state["stop_reason"])
+        self.num_dropped = int(state.get("num_dropped", 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from strata.errors import StrataError
 from strata.trainer.callbacks import StepInfo
 from strata.trainer.diagnosis import OF_MODULES, explain
 from strata.trainer.evaluation import summed
+from strata.trainer.stream import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,7 +54,7 @@ class Loop:
 
     def run(self) -> None:
         history = self.parts.history
-        for epoch in self.ctx.epochs(self.parts.config.epochs):
+        for epoch in self._epochs():
             if history.num_epochs <= epoch and not history.stop_reason:  # otherwise restored from the epoch's end
                 began_s = time.perf_counter()
                 for batches in self.parts.groups():
@@ -62,11 +64,23 @@ class Loop:
                 if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
                     self._save_last()
                 self.end_epoch(epoch, time.perf_counter() - began_s)
-                self._end_if_interrupted()
+                self.end_if_interrupted()
             if self.is_cut or history.stop_reason:
                 break
         if not self.is_cut:
             self._save_last()
+
+    def _epochs(self) -> Iterator[int]:
+        """Yield the remaining epochs: passes over the data, or passes over the new files of a stream."""
+        config = self.parts.config
+        if not config.is_stream:
+            yield from self.ctx.epochs(config.epochs)
+            return
+        pauses = Pauses(self.ctx, config.train.idle_timeout_s)
+        for epoch in self.ctx.epochs(sys.maxsize):
+            if self.is_cut or not pauses.wait_for_files(self):
+                return
+            yield epoch
 
     def step(self, batches: Iterator[tuple[Batch, float, bool]]) -> None:
         """Make one optimizer step from the batches that accumulate into it."""
@@ -99,11 +113,15 @@ class Loop:
         else:
             ctx.report(step=step)
         ctx.maybe_checkpoint(self.state, is_passing=True, **self._save_options())
-        self._end_if_interrupted()
+        self.end_if_interrupted()
 
-    def _end_if_interrupted(self) -> None:
+    def save(self) -> None:
+        """Save the last step, between two of them. All ranks call it together."""
+        self.ctx.checkpoint(self.state, **self._save_options()).wait()
+
+    def end_if_interrupted(self) -> None:
         if self.is_interrupted:
-            self.ctx.checkpoint(self.state, **self._save_options()).wait()
+            self.save()
             raise KeyboardInterrupt(f"saved step {self.ctx.step}; continue with fit(…, resume=True)")
 
     @property
@@ -121,6 +139,8 @@ class Loop:
         parts, ctx = self.parts, self.ctx
         loss_sum, num_rows = summed([self._loss_sum, float(self._num_rows)])
         row: dict[str, float] = {"epoch": float(epoch), "step": float(ctx.step), "loss": loss_sum / max(num_rows, 1.0)}
+        if not num_rows and parts.config.is_stream:  # no row of the new files passes the filter
+            row["loss"] = math.nan
         if parts.valid is not None:
             began_s = time.perf_counter()
             parts.bound.finish()
@@ -162,7 +182,8 @@ class Loop:
         self.ctx.save_last(self.state, **self._save_options())
 
     def _save_options(self) -> dict[str, Any]:
-        return {"replicated": self.parts.replicated}
+        options: dict[str, Any] = {"replicated": self.parts.replicated}
+        return {**options, "checkpoint_type": "INCREMENTAL"} if self.parts.config.is_stream else options
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Data for a Trainer: everything that users pass becomes a loader with a position, sharded across ranks.
 
 path, URL, list of them        strata.data, only the columns that are needed
+directory that grows           `Stream`: the same, one pass after the other over the files that are new
 pandas or Arrow table          an Arrow file in a scratch directory, then the same
 tensors, arrays, dict of them  `ArrayRows`, a map-style dataset that is indexed in bulk
 map-style Dataset              an exact loader over it, with the dataset's own `collate_fn` if it has one
@@ -12,20 +13,26 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import os
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from strata.errors import InvalidArgument, StrataError
+from strata.errors import InvalidArgument, NoData, StrataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from strata.data.stream import Listed
     from strata.identity import Identity
+
+log = logging.getLogger(__name__)
 
 MAX_LANES = 8
 """Lanes of a shuffled loader over files. A fixed number makes the order independent of the number of workers."""
@@ -34,7 +41,22 @@ _OWN_OPTIONS = ("batch_size", "shuffle", "shuffle_seed")
 """Options of loaders that the Trainer sets."""
 _WHICH_ROWS = ("filters", "tail", "drop_last")
 """Options that leave rows out of the training, and not out of an evaluation."""
+_OF_LISTINGS = ("format", "filesystem", "storage_options")
+"""Options that decide which files a directory has."""
 _ADVICE = "a path or URL, a map-style Dataset, a loader with a state, a pandas or Arrow table, or tensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A directory, or a prefix in a bucket, to which files are added while a fit runs."""
+
+    path: str
+    columns: tuple[str, ...]
+    """Of its first file; the files of a stream have the same columns."""
+    sample: str
+    """The first file that was found. It may be deleted once it is trained on."""
+    idle_timeout_s: float | None
+    """Time without a new file after which training ends; None: it does not."""
 
 
 class ArrayRows(Dataset[Any]):
@@ -93,12 +115,61 @@ def resolve(data: Any, *, has_features: bool, scratch: Path) -> Any:
     raise InvalidArgument(f"cannot train on a {type(data).__name__}; pass {_ADVICE}", field="data")
 
 
+def resolve_stream(data: Any, options: Mapping[str, Any], *, idle_timeout_s: float | None) -> Stream:
+    """Wait for the first file of a stream, which determines the columns.
+
+    Raises:
+        InvalidArgument: It is not one directory, or an option needs all files at once.
+        NoData: There is no file after `idle_timeout_s`.
+    """
+    from strata.data.stream import POLL_S, complete_files  # noqa: PLC0415 - imports pyarrow
+
+    path = os.fspath(data) if isinstance(data, str | os.PathLike) else ""
+    if not path or os.path.isfile(path) or (any(each in path for each in "*?[") and not os.path.isdir(path)):  # noqa: PTH112, PTH113 - may be a URL
+        raise InvalidArgument(
+            f"stream=True reads a directory or a prefix in a bucket to which files are added, and not {data!r}",
+            field="data",
+        )
+    strings = options.get("strings", "python")
+    if "codes" in (strings, *(strings.values() if hasattr(strings, "values") else ())) and not options.get(
+        "vocabularies"
+    ):
+        raise InvalidArgument(
+            "strings='codes' collects the values of all files, which a stream does not have yet; pass vocabularies=, "
+            "or encode with features=",
+            field="strings",
+        )
+    began_s, listed = time.monotonic(), list_stream(path, options)
+    if not listed:
+        log.warning("waiting for the first file in %s", path)
+    while True:
+        time.sleep(POLL_S)
+        before, listed = listed, list_stream(path, options)
+        if complete := complete_files(listed, before, ()):
+            break
+        if not listed and idle_timeout_s is not None and time.monotonic() - began_s > idle_timeout_s:
+            raise NoData(f"{path} has no file after {idle_timeout_s:g} s; check the path", field="data")
+    sample = f"{path.rstrip('/')}/{complete[0]}"
+    columns = column_names(sample, {**options, "on_empty": "empty"})
+    assert columns is not None, "files have columns"
+    return Stream(path=path, columns=tuple(columns), sample=sample, idle_timeout_s=idle_timeout_s)
+
+
+def list_stream(path: str, options: Mapping[str, Any]) -> dict[str, Listed]:
+    """Return the files of a stream, by name."""
+    from strata.data.stream import list_files  # noqa: PLC0415 - imports pyarrow
+
+    return list_files(path, **{name: options[name] for name in _OF_LISTINGS if name in options})
+
+
 def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
     """Return the names of the columns without reading rows of files; None if batches have no names or are unknown.
 
     Raises:
         NoData, DataError, StorageError: The files cannot be planned.
     """
+    if isinstance(source, Stream):
+        return list(source.columns)
     if is_path(source):
         from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
 
@@ -157,7 +228,7 @@ def check_loader(source: Any, *, batch_size: int | None, shuffle: bool | None) -
 
 def known_options(source: Any) -> list[str]:
     """Return the names of the options that the loader of this data takes from the user."""
-    if is_path(source):
+    if is_files(source):
         from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
 
         made = inspect.signature(StructuredDataset.create_dataloader).parameters
@@ -176,7 +247,7 @@ def inherited_options(source: Any, options: Mapping[str, Any]) -> dict[str, Any]
 
 def how_to_drop(source: Any) -> str:
     """Return the option that leaves incomplete batches of this data out."""
-    if is_path(source):
+    if is_files(source):
         return "tail='drop'"
     return "drop_last=True" if is_map_style(source) else f"drop_last=True of the {type(source).__name__}"
 
@@ -208,20 +279,19 @@ def open_loader(
         columns: The columns of files to read; None: all.
         transform: Encodes the rows of files in the decode threads.
     """
-    if is_path(source):
-        return _open_files(
-            source,
-            ranks=ranks,
-            options={
-                "batch_size": batch_size,
-                "shuffle": shuffle,
-                "shuffle_seed": seed,
-                "columns": columns,
-                "transform": transform,
-                "lanes": MAX_LANES if shuffle and ranks.world_size <= MAX_LANES else None,
-                **options,
-            },
-        )
+    if is_files(source):
+        of_files = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "shuffle_seed": seed,
+            "columns": columns,
+            "transform": transform,
+            "lanes": MAX_LANES if shuffle and ranks.world_size <= MAX_LANES else None,
+            **options,
+        }
+        if isinstance(source, Stream):
+            return _open_stream(source, ranks=ranks, options=of_files)
+        return _open_files(source, ranks=ranks, options=of_files)
     if transform is not None:
         raise InvalidArgument(
             f"features= encodes files and tables, but the data is a {type(source).__name__}; pass a path, a DataFrame "
@@ -240,6 +310,18 @@ def _open_files(source: Any, *, ranks: Identity, options: dict[str, Any]) -> Any
 
     loader, _ = StructuredDataset.create_dataloader(source, rank=ranks.rank, num_ranks=ranks.world_size, **options)
     return loader
+
+
+def _open_stream(stream: Stream, *, ranks: Identity, options: dict[str, Any]) -> Any:
+    from strata.data.stream import FileStream  # noqa: PLC0415 - imports pyarrow
+
+    of_a_pass = {"name": stream.path, "cache": False, "on_empty": "empty", **options}
+    return FileStream(
+        stream.path,
+        lambda: list_stream(stream.path, options),
+        lambda files: _open_files(files, ranks=ranks, options=of_a_pass),
+        ranks,
+    )
 
 
 def _open_map(
@@ -296,6 +378,11 @@ def is_path(data: Any) -> bool:
     if isinstance(data, list | tuple):
         return bool(data) and all(isinstance(each, str | os.PathLike) for each in data)
     return isinstance(data, str | os.PathLike)
+
+
+def is_files(data: Any) -> bool:
+    """Return whether it is read by strata.data: files, now or as they arrive."""
+    return is_path(data) or isinstance(data, Stream)
 
 
 def is_loader(data: Any) -> bool:

@@ -28,7 +28,7 @@ from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
 from strata.trainer.assembly import check
 from strata.trainer.callbacks import listed as listed_callbacks
-from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings, column_names, mapping
+from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings, check_idle_timeout, column_names, mapping
 from strata.trainer.diagnosis import explain_unpicklable
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 SCRATCH = "strata-trainer-"
 """Prefix of temporary directories, which hold tables; the next Trainer removes those of a killed process."""
+STREAM_EVERY = "1m"
+"""When a stream saves, by default."""
+STREAM_OPTIONS: Mapping[str, Any] = {"incremental_depth": 16}
+"""Options of a stream's checkpoints: one contains what has changed since the one before, not since the first."""
 EXPORT_ROWS = 4
 """Rows of the batch with which a program is captured; one row would look like a constant."""
 _SET_ELSEWHERE = {
@@ -220,6 +224,8 @@ class Trainer:
         restore_best: bool | None = None,
         resume: bool = False,
         every: Any = None,
+        stream: bool = False,
+        idle_timeout_s: float | None = None,
         **data_options: Any,
     ) -> Result:
         """Train; afterwards `trainer.module` holds the trained weights.
@@ -241,7 +247,11 @@ class Trainer:
             monitor: Key of the history that decides which epoch is the best; by default the first validation metric.
             restore_best: End with the weights of the best epoch; by default with early stopping.
             resume: Continue the last fit with the same `checkpoints`, with any number of workers.
-            every: When to save: a number of steps, a time such as "10m", or a strategy.
+            every: When to save: a number of steps, a time such as "10m", or a strategy. A stream saves every minute by
+                default.
+            stream: Train on files as they are added to the directory `data`, each of them once, until the run is
+                stopped, `max_steps` is reached, or no file arrives for `idle_timeout_s`.
+            idle_timeout_s: Seconds without a new file after which a stream ends; by default it does not.
             data_options: Arguments for the loader, such as `filters`, `num_workers` and `storage_options`.
 
         Raises:
@@ -259,9 +269,14 @@ class Trainer:
         if restore_best is not None and not isinstance(restore_best, bool):
             raise InvalidArgument(f"restore_best={restore_best!r} must be True, False or None", field="restore_best")
         strategy_of(every)  # refuses what it does not know
+        if stream:
+            check_idle_timeout(idle_timeout_s)
+            data = sources.resolve_stream(data, data_options, idle_timeout_s=idle_timeout_s)
+        elif idle_timeout_s is not None:
+            raise InvalidArgument("idle_timeout_s= is for streams; add stream=True, or leave it out", field="stream")
         engine = self._engine()
         with Scratch(SCRATCH) as scratch, engine.prepared():
-            train = self._resolve(data, scratch)
+            train = data if stream else self._resolve(data, scratch)
             config = FitConfig(
                 train=train,
                 valid=None if valid is None else self._resolve(valid, scratch),
@@ -289,14 +304,18 @@ class Trainer:
                 is_worker=engines.is_worker(),
                 storage_options=self.checkpoint_options.get("storage_options"),
             )
-            saving = engines.Saving(checkpoints=place, every=every, options={**best_options, **self.checkpoint_options})
+            options = {**best_options, **(STREAM_OPTIONS if stream else {}), **self.checkpoint_options}
+            if stream and every is None and engines.agrees_on_times():
+                every = STREAM_EVERY
+            saving = engines.Saving(checkpoints=place, every=every, options=options)
+            if stream:  # an export from another thread needs them while this one trains
+                self._remember(config, data.sample)
             result: Result = self._run(engine, work.fit, config, saving)
         wants_best = early_stopping is not None if restore_best is None else restore_best
-        described = replace(
-            config, train=None, valid=None, early_stopping=None, monitor="", num_inputs=self._num_inputs(config)
-        )
-        self.result, self._last_fit, self._last_data = result, described, data
-        work.load_weights(self, result, is_best=wants_best)
+        self.result = result
+        self._remember(config, data.sample if stream else data)
+        best = result.best if wants_best else None
+        work.load_weights(self, result.checkpoints, chosen=None if best is None else best.id)
         return result
 
     def evaluate(
@@ -353,16 +372,33 @@ class Trainer:
             sources.check_loader(source, batch_size=batch_size, shuffle=None)
             return work.predict(self, self._config_for(source, None, batch_size, data_options, inputs=inputs))
 
-    def export(self, path: str | os.PathLike[str], *, sample: Any = None, onnx: bool = False) -> Path:
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sample: Any = None,
+        onnx: bool = False,
+        checkpoints: str | os.PathLike[str] | None = None,
+    ) -> Path:
         """Write the module, its features and a program, predict.py, that needs only torch; return the directory.
 
         Args:
             sample: Some rows in the form that `fit` takes; by default the data of the last fit.
             onnx: Also write `model.onnx`.
+            checkpoints: Export the newest checkpoint of this directory or URL, and leave the module as it is. The fit
+                that writes the checkpoints may be running, in another process or thread.
 
         Raises:
             InvalidArgument: The directory is not empty, or there was no fit and no sample.
+            NoCheckpoint: `checkpoints` has none yet.
         """
+        if checkpoints is not None:
+            saved = copy.copy(self)
+            saved.module, saved.optimizer, saved.objective = copy.deepcopy(
+                (self.module, self.optimizer, self.objective)
+            )
+            work.load_newest_weights(saved, os.fspath(checkpoints))
+            return saved.export(path, sample=sample, onnx=onnx)
         from strata.trainer.export import export  # noqa: PLC0415 - rarely needed
 
         data = self._last_data if sample is None else sample
@@ -404,6 +440,13 @@ class Trainer:
             early_stopping=None,
             monitor="",
             data_options={**sources.inherited_options(data, last.data_options), **options},
+        )
+
+    def _remember(self, config: FitConfig, data: Any) -> None:
+        """Keep the arguments of a fit as defaults for what follows."""
+        self._last_data = data
+        self._last_fit = replace(
+            config, train=None, valid=None, early_stopping=None, monitor="", num_inputs=self._num_inputs(config)
         )
 
     def _num_inputs(self, config: FitConfig) -> int | None:

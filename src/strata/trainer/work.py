@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from strata.checkpoint import CheckpointManager
-from strata.errors import ConfigError, InvalidArgument
+from strata.errors import CheckpointError, ConfigError, InvalidArgument, NoCheckpoint, StorageError
 from strata.identity import Identity
 from strata.trainer import serving, sources
 from strata.trainer.assembly import build, build_evaluator
@@ -124,15 +124,15 @@ def example(trainer: Trainer, config: FitConfig) -> tuple[Batch, Binding]:
     return batch, splitter.binding
 
 
-def load_weights(trainer: Trainer, result: Result, *, is_best: bool) -> None:
-    """Load the weights that a fit has reached into the caller's module, whichever process trained them."""
+def load_weights(trainer: Trainer, place: str, *, chosen: str | None = None) -> None:
+    """Load the weights of a checkpoint, by default the newest, into the caller's module, whichever process trained
+    them.
+    """
     averaged = _Averaged()
     into: dict[str, Any] = {"module": trainer.module}
     if trainer.settings.ema is not None:
         into["trainer"] = averaged
-    chosen = result.best.id if is_best and result.best is not None else None
-    options = {name: value for name, value in trainer.checkpoint_options.items() if name == "storage_options"}
-    with CheckpointManager(result.checkpoints, **options) as manager:
+    with CheckpointManager(place, **_storage_options(trainer)) as manager:
         if isinstance(trainer.strategy, ServerStrategy):
             serving.load_weights(trainer, manager, chosen)
         else:
@@ -141,6 +141,35 @@ def load_weights(trainer: Trainer, result: Result, *, is_best: bool) -> None:
         ema = Ema()
         ema.load_state_dict(averaged.state)
         ema.copy_to(trainer.module)
+
+
+def load_newest_weights(trainer: Trainer, place: str) -> None:
+    """Load the newest checkpoint of a fit that may be running, and may replace that checkpoint meanwhile.
+
+    Raises:
+        NoCheckpoint: There is none yet.
+    """
+    loaded, newest = "", _newest(trainer, place)
+    while loaded != newest:
+        loaded = newest
+        try:
+            load_weights(trainer, place, chosen=loaded)
+        except (CheckpointError, StorageError):
+            newest = _newest(trainer, place)
+            if newest == loaded:
+                raise
+
+
+def _newest(trainer: Trainer, place: str) -> str:
+    with CheckpointManager(place, **_storage_options(trainer)) as manager:
+        found = manager.latest()
+    if found is None:
+        raise NoCheckpoint(f"{place} has no checkpoint; wait until the fit has saved one")
+    return found.id
+
+
+def _storage_options(trainer: Trainer) -> dict[str, Any]:
+    return {name: value for name, value in trainer.checkpoint_options.items() if name == "storage_options"}
 
 
 class _Averaged:
@@ -194,7 +223,7 @@ def _run_info(parts: Parts, ctx: Context) -> RunInfo:
     with contextlib.suppress(TypeError):  # a loader over an IterableDataset has __len__, which raises
         num_batches = len(parts.loader)
     return RunInfo(
-        epochs=parts.config.epochs,
+        epochs=None if parts.config.is_stream else parts.config.epochs,
         steps_per_epoch=None if num_batches is None else -(-num_batches // parts.settings.accumulate),
         step=ctx.step,
         history=[dict(row) for row in parts.history.rows],

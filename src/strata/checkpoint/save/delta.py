@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 4_096
 MIN_ROW_BYTES, MAX_ROW_BYTES = 64, 1 << 16
-"""The index of a smaller row would cost more than the row; a larger row seldom changes as a whole."""
+"""Comparing smaller rows one by one is slow; a larger row seldom changes as a whole."""
+INDEX_BYTES = 4
+"""Of a changed unit, in most files."""
 _WINDOW_BYTES = 1 << 20
 """Compared at a time, so that the result stays in the CPU cache."""
 _TASK_BYTES = 16 << 20
@@ -36,18 +38,48 @@ Bits = np.ndarray[Any, np.dtype[np.bool_]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def unit_bytes(place: Place) -> int:
-    """Return the size of a row if it is within the limits, else that of a block."""
-    row = row_bytes(place)
-    return row if MIN_ROW_BYTES <= row <= MAX_ROW_BYTES else BLOCK_BYTES
+class Changes(NamedTuple):
+    """Which units of a tensor changed: rows, or blocks of bytes of which the last may be short."""
+
+    unit_bytes: int
+    bits: Bits
+
+    @classmethod
+    def none(cls, place: Place, *, is_dirty: bool = False) -> Changes:
+        """Return changes of nothing yet, in the units that fit the tensor.
+
+        Args:
+            is_dirty: Whether the caller reports the rows that changed. A small row is a unit then: a block around it
+                would hold hundreds of rows that did not change.
+        """
+        row = row_bytes(place)
+        unit = row if (1 if is_dirty else MIN_ROW_BYTES) <= row <= MAX_ROW_BYTES else BLOCK_BYTES
+        return cls(unit, np.zeros(-(-place.num_bytes // unit), np.bool_))
+
+    def joined(self, other: Changes, num_bytes: int) -> Changes:
+        """Return what changed in either, of a tensor of this size."""
+        if self.unit_bytes == other.unit_bytes:
+            return Changes(self.unit_bytes, self.bits | other.bits)
+        return self.in_blocks(num_bytes).joined(other.in_blocks(num_bytes), num_bytes)
+
+    def in_blocks(self, num_bytes: int) -> Changes:
+        """Return the blocks that these units touch."""
+        if self.unit_bytes == BLOCK_BYTES:
+            return self
+        bits = np.zeros(-(-num_bytes // BLOCK_BYTES), np.bool_)
+        _mark_blocks(bits, np.flatnonzero(self.bits), self.unit_bytes)
+        return Changes(BLOCK_BYTES, bits)
 
 
 def row_bytes(place: Place) -> int:
     return place.num_bytes // place.shape[0] if place.shape and place.shape[0] else place.num_bytes
 
 
-def num_units(place: Place) -> int:
-    return -(-place.num_bytes // unit_bytes(place))
+def _mark_blocks(bits: Bits, rows: Rows, row: int) -> None:
+    """Set the bits of the blocks of these rows: a row may span several blocks, and a block may hold several rows."""
+    first, last = rows * row // BLOCK_BYTES, ((rows + 1) * row - 1) // BLOCK_BYTES
+    for offset in range(int((last - first).max(initial=0)) + 1):
+        bits[np.minimum(first + offset, last)] = True
 
 
 # -- comparing -----------------------------------------------------------------------------------------------------
@@ -59,24 +91,24 @@ def stage_changes(
     leaves: Sequence[Leaf],
     memory: Bytes,
     dirty: Mapping[str, Rows],
-) -> dict[str, Bits]:
+) -> dict[str, Changes]:
     """Update the snapshot in `memory`; return which units of each tensor changed.
 
     For tensors in `dirty`, only these rows are copied, without a comparison.
     """
     by_name = {leaf.name: leaf for leaf in leaves}
-    changed = {place.name: np.zeros(num_units(place), np.bool_) for place in layout.places if place.num_bytes}
+    places = [place for place in layout.places if place.num_bytes]
+    marked = _marked([place for place in places if place.name in dirty], dirty)
+    changed = {place.name: Changes.none(place) for place in places if place.name not in dirty}
     waiting: list[Future[None]] = []
     try:
-        for place in layout.places:
-            if not place.num_bytes:
-                continue
-            leaf, bits = by_name[place.name], changed[place.name]
-            target = memory[place.offset : place.end]
+        for place in places:
+            leaf, target = by_name[place.name], memory[place.offset : place.end]
             if place.name in dirty:
-                waiting.append(pool.submit(_copy_rows, leaf, place, dirty[place.name], target, bits))
+                changed[place.name], rows = marked[place.name]
+                waiting.append(pool.submit(_copy_rows, leaf, row_bytes(place), rows, target))
                 continue
-            unit = unit_bytes(place)
+            unit, bits = changed[place.name]
             for start, piece in pieces(leaf, max(_TASK_BYTES // unit, 1) * unit, unit):
                 part = target[start : start + len(piece)]
                 waiting.append(pool.submit(_copy_changes, piece, part, unit, bits[start // unit :]))
@@ -142,15 +174,29 @@ def rows_of(data: Bytes, unit: int) -> np.ndarray[Any, Any]:
     return data[: count * unit].view(np.dtype((np.void, unit)))
 
 
-def _copy_rows(leaf: Leaf, place: Place, rows: Rows, target: Bytes, bits: Bits) -> None:
-    row, unit = row_bytes(place), unit_bytes(place)
-    if unit == row:
-        bits[rows] = True
-        rows = np.flatnonzero(bits)  # sorted and unique, without a sort
-    else:  # a row may span several blocks, and a block may hold several rows
-        first, last = rows * row // unit, ((rows + 1) * row - 1) // unit
-        for offset in range(int((last - first).max(initial=0)) + 1):
-            bits[np.minimum(first + offset, last)] = True
+def _marked(places: Sequence[Place], dirty: Mapping[str, Rows]) -> dict[str, tuple[Changes, Rows]]:
+    """Return the changes of each tensor, and its rows to copy.
+
+    The arrays of one table have the same rows, and then the same bits, which are computed once.
+    """
+    found: dict[str, tuple[Changes, Rows]] = {}
+    known: dict[tuple[int, int], tuple[Bits, Rows]] = {}
+    for place in places:
+        changes, rows = Changes.none(place, is_dirty=True), dirty[place.name]
+        if changes.unit_bytes != row_bytes(place):
+            _mark_blocks(changes.bits, rows, row_bytes(place))
+            found[place.name] = changes, rows
+            continue
+        key = id(rows), len(changes.bits)
+        if key not in known:
+            changes.bits[rows] = True
+            known[key] = changes.bits, np.flatnonzero(changes.bits)  # sorted and unique, without a sort
+        bits, rows = known[key]
+        found[place.name] = Changes(changes.unit_bytes, bits), rows
+    return found
+
+
+def _copy_rows(leaf: Leaf, row: int, rows: Rows, target: Bytes) -> None:
     source = raw_bytes(leaf)
     if source is None:
         _copy_fetched_rows(leaf, rows, target, row)

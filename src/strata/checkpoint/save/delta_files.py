@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strata.checkpoint.format.buffers import Bytes
     from strata.checkpoint.format.manifest import DataFile, Slice
     from strata.checkpoint.format.part import RankPart
-    from strata.checkpoint.save.delta import Bits
+    from strata.checkpoint.save.delta import Bits, Changes
     from strata.checkpoint.save.job import Job, JobTensor
     from strata.checkpoint.save.staging import Memory
     from strata.storage import Store, Watch
@@ -51,13 +51,14 @@ class _ParentSlice(NamedTuple):
     first_byte: int
     """Its offset in the tensor."""
     num_bytes: int
+    unit_bytes: int
     changed: Bits
     """One bit per unit."""
     num_changed: int
 
     @property
     def num_changed_bytes(self) -> int:
-        return min(self.num_changed * delta.unit_bytes(self.tensor.place), self.num_bytes)
+        return min(self.num_changed * self.unit_bytes, self.num_bytes)
 
     @property
     def is_new(self) -> bool:
@@ -68,7 +69,7 @@ class _ParentSlice(NamedTuple):
     def cost_bytes(self) -> int:
         if not self.num_changed_bytes:
             return 0
-        return self.num_bytes if self.is_new else self.num_changed_bytes + 4 * self.num_changed
+        return self.num_bytes if self.is_new else self.num_changed_bytes + delta.INDEX_BYTES * self.num_changed
 
 
 class _Change(NamedTuple):
@@ -91,7 +92,7 @@ class Delta:
         job: Job,
         memory: memoryview,
         parent: RankPart,
-        changed: Mapping[str, Bits],
+        changed: Mapping[str, Changes],
         scratch: Memory,
         watch: Watch,
     ) -> None:
@@ -169,7 +170,7 @@ class Delta:
 
     def _patches(self, piece: _ParentSlice) -> Iterator[_Change]:
         """Add patches of the changed units: several if they do not fit into one file."""
-        tensor, unit = piece.tensor, delta.unit_bytes(piece.tensor.place)
+        tensor, unit = piece.tensor, piece.unit_bytes
         is_rows = unit == delta.row_bytes(tensor.place)
         contents = self._contents(piece)
         changed = np.flatnonzero(piece.changed)
@@ -279,20 +280,29 @@ def _path_from_outside(data_file: DataFile, parent: RankPart) -> str:
     return data_file.path if "/" in data_file.path else f"{parent.checkpoint}/{data_file.path}"
 
 
-def _pieces(job: Job, parent: RankPart, changed: Mapping[str, Bits]) -> Iterator[_ParentSlice]:
+def _pieces(job: Job, parent: RankPart, changed: Mapping[str, Changes]) -> Iterator[_ParentSlice]:
     before = {entry.name: entry for entry in parent.tensors}
     for tensor in job.tensors:
-        unit, itemsize = delta.unit_bytes(tensor.place), BY_NAME[tensor.dtype].itemsize
+        itemsize = BY_NAME[tensor.dtype].itemsize
         strides = [math.prod(tensor.shape[side + 1 :]) * itemsize for side in range(len(tensor.shape))]
-        bits = changed.get(tensor.name)
-        if bits is None:
-            bits = np.zeros(delta.num_units(tensor.place), np.bool_)
+        unit, bits = _smallest(changed.get(tensor.name) or delta.Changes.none(tensor.place), tensor.num_bytes)
         for part in _slices_within(tensor, before[tensor.tensor].slices):
             offset = map(operator.sub, part.start, tensor.start)
             first_byte = sum(map(operator.mul, offset, strides))
             num_bytes = math.prod(part.shape) * itemsize
             units = bits[first_byte // unit : -(-(first_byte + num_bytes) // unit)]
-            yield _ParentSlice(tensor, part, first_byte, num_bytes, units, int(np.count_nonzero(units)))
+            yield _ParentSlice(tensor, part, first_byte, num_bytes, unit, units, int(np.count_nonzero(units)))
+
+
+def _smallest(changes: Changes, num_bytes: int) -> Changes:
+    """Return the changes in the units that need less space: blocks if most of the small rows in a block changed."""
+    if changes.unit_bytes >= delta.MIN_ROW_BYTES:
+        return changes
+    return min(changes, changes.in_blocks(num_bytes), key=_patch_bytes)
+
+
+def _patch_bytes(changes: Changes) -> int:
+    return int(np.count_nonzero(changes.bits)) * (changes.unit_bytes + delta.INDEX_BYTES)
 
 
 def _slices_within(tensor: JobTensor, slices: tuple[Slice, ...]) -> Iterator[Slice]:

@@ -205,9 +205,13 @@ class DirtyRows:
             InvalidArgument: A tensor or a row does not exist.
         """
         new: dict[str, Rows] = {}
+        known: dict[tuple[int, tuple[int, ...]], Rows] = {}  # the arrays of a table have the same rows
         for name, rows in (dirty or {}).items():
             leaf = _find_leaf(name, leaves)
-            new[leaf.name] = _check_rows(rows, leaf)
+            key = id(rows), leaf.shape[:1]
+            if key not in known:
+                known[key] = _check_rows(rows, leaf)
+            new[leaf.name] = known[key]
         if self._rows is None:
             self._rows = new
         else:  # a tensor that one of the saves did not report must be compared

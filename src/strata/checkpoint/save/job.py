@@ -5,7 +5,7 @@ It is plain data, so that the saver can be another process.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -14,7 +14,10 @@ from strata.checkpoint.format.dtypes import BY_NAME
 from strata.checkpoint.format.layout import Layout, Place
 from strata.checkpoint.format.merge import Head  # noqa: TC001 - msgspec resolves it at run time
 from strata.checkpoint.group.ranks import Ranks  # noqa: TC001 - msgspec resolves it at run time
-from strata.checkpoint.save.delta import Bits, num_units
+from strata.checkpoint.save.delta import Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,30 @@ class JobTensor(msgspec.Struct, frozen=True, array_like=True):
         return Place(self.name, BY_NAME[self.dtype], self.shape, self.offset, self.num_bytes)
 
 
+class PackedChanges(msgspec.Struct, frozen=True, array_like=True):
+    """The changes of all tensors that changed, with a bit per unit."""
+
+    bits: tuple[bytes, ...]
+    tensors: dict[str, tuple[int, int]]
+    """By name, the size of a unit and the number of its bits: the arrays of one table share them."""
+
+    @classmethod
+    def of(cls, changed: Mapping[str, Changes]) -> PackedChanges:
+        different = {id(bits): bits for _, bits in changed.values() if bits.any()}
+        numbers = {each: number for number, each in enumerate(different)}
+        return cls(
+            tuple(np.packbits(bits).tobytes() for bits in different.values()),
+            {name: (unit, numbers[id(bits)]) for name, (unit, bits) in changed.items() if id(bits) in numbers},
+        )
+
+    def unpacked(self, tensor: JobTensor) -> Changes | None:
+        if tensor.name not in self.tensors:
+            return None
+        unit, number = self.tensors[tensor.name]
+        packed = np.frombuffer(self.bits[number], np.uint8)
+        return Changes(unit, np.unpackbits(packed, count=-(-tensor.num_bytes // unit)).view(np.bool_))
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One snapshot to write."""
 
@@ -65,8 +92,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     tensors: tuple[JobTensor, ...]
     structure: Any
-    changed: dict[str, bytes] | None = None
-    """Packed bits of the units that changed since the previous snapshot; None: it was not compared."""
+    changed: PackedChanges | None = None
+    """What changed since the previous snapshot; None: it was not compared."""
     options: Options = Options()
 
     @property
@@ -77,18 +104,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def layout(self) -> Layout:
         return Layout(self.header, tuple(tensor.place for tensor in self.tensors), self.size_bytes)
 
-    def changed_units(self, tensor: JobTensor) -> Bits:
-        """Return which units of a tensor changed."""
-        count = num_units(tensor.place)
-        packed = (self.changed or {}).get(tensor.name)
-        if packed is None:
-            return np.zeros(count, np.bool_)
-        return np.unpackbits(np.frombuffer(packed, np.uint8), count=count).view(np.bool_)
-
-
-def packed_bits(changed: dict[str, Bits]) -> dict[str, bytes]:
-    """Pack the bits of all tensors that changed."""
-    return {name: np.packbits(bits).tobytes() for name, bits in changed.items() if bits.any()}
+    def changed_units(self, tensor: JobTensor) -> Changes | None:
+        """Return which units of a tensor changed; None if none did."""
+        return None if self.changed is None else self.changed.unpacked(tensor)
 
 
 def with_reason(head: Head, why: str) -> Head:

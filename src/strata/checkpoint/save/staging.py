@@ -216,7 +216,9 @@ class Staging:
         """Return whether the memory holds a snapshot with the same tensors at the same places."""
         return bool(layout.places) and self._places == layout.places
 
-    def update(self, layout: Layout, leaves: Sequence[Leaf], dirty: Mapping[str, delta.Rows]) -> dict[str, delta.Bits]:
+    def update(
+        self, layout: Layout, leaves: Sequence[Leaf], dirty: Mapping[str, delta.Rows]
+    ) -> dict[str, delta.Changes]:
         """Copy what differs from the staged snapshot; return the changed units of each tensor."""
         self._places = ()
         view = self._memory.view()[: layout.size_bytes]

@@ -27,7 +27,7 @@ from strata.errors import ObjectMissing, StrataError
 
 if TYPE_CHECKING:
     from strata.checkpoint.format.manifest import Manifest
-    from strata.checkpoint.save.delta import Bits
+    from strata.checkpoint.save.delta import Changes
     from strata.checkpoint.save.job import Job
     from strata.storage import Store, Watch
 
@@ -50,16 +50,15 @@ class _Snapshot:
     """An earlier checkpoint that a delta may refer to."""
 
     part: RankPart
-    changed: dict[str, Bits] = field(default_factory=dict)
+    changed: dict[str, Changes] = field(default_factory=dict)
     """Units that changed at any time since."""
 
     def note(self, job: Job) -> None:
         """Add the changes of a job."""
         for tensor in job.tensors:
-            if tensor.name in (job.changed or {}):
-                bits = job.changed_units(tensor)
-                before = self.changed.get(tensor.name)
-                self.changed[tensor.name] = bits if before is None else before | bits
+            new, before = job.changed_units(tensor), self.changed.get(tensor.name)
+            if new is not None:
+                self.changed[tensor.name] = new if before is None else before.joined(new, tensor.num_bytes)
 
     @property
     def depth(self) -> int:
