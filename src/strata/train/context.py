@@ -41,7 +41,7 @@ from strata.train.metrics import Gauges
 from strata.train.roles import SAVED_SERVERS, Roles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from strata.checkpoint import CheckpointMetadata, Save
@@ -143,7 +143,9 @@ class Context:
         """
         self.roles = Roles.of(self.identity, num_servers)
         if num_servers:
-            if not self.roles.is_server:
+            if self.roles.is_server:
+                self._gauges.server = self.roles.server
+            else:
                 self.identity = self.roles.among_workers(self.identity)
             self._loaders = Loaders(self.roles.num_workers)
         return self.roles
@@ -352,6 +354,10 @@ class Context:
         if epoch is not None:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
+
+    def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
+        """Report the metrics that `gauges` returns, too. Another thread calls it about once a second."""
+        self._gauges.add(gauges)
 
     def checkpoint(
         self,
