@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from strata.clock import SystemClock
 from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import ConfigError, RunFailed, StaleIncarnation, UnknownWorker
-from strata.lifecycle import Home
+from strata.lifecycle import Home, interrupted
 from strata.train import function as remote_function
 
 if TYPE_CHECKING:
@@ -544,7 +544,7 @@ def _failure(directory: RunDirectory, finish: Finish) -> BaseException:
     from strata.launch.record.log import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     if finish.outcome == "stopped" and finish.reason.startswith("Ctrl-C"):
-        return KeyboardInterrupt(f"run {directory.name}: {finish.reason}")
+        return interrupted(f"run {directory.name}: {finish.reason}")
     lines = [f"run {directory.name} {finish.outcome}: {finish.reason}"]
     log = directory.first_failure() if finish.outcome == "failed" else None
     if log is not None:

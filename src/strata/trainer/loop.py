@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import StrataError
+from strata.lifecycle import interrupted
 from strata.trainer.callbacks import StepInfo
 from strata.trainer.diagnosis import OF_MODULES, explain
 from strata.trainer.evaluation import summed
@@ -104,7 +105,7 @@ class Loop:
     def _end_if_interrupted(self) -> None:
         if self.is_interrupted:
             self.ctx.checkpoint(self.state, **self._save_options()).wait()
-            raise KeyboardInterrupt(f"saved step {self.ctx.step}; continue with fit(…, resume=True)")
+            raise interrupted(f"saved step {self.ctx.step}; continue with fit(…, resume=True)")
 
     @property
     def is_cut(self) -> bool:
