@@ -296,7 +296,8 @@ class Agent:
                 coordinator=self._coordinator,
                 checkpoints=self._spec.checkpoints,
                 max_restarts=self._spec.max_restarts,
-            )
+            ),
+            num_servers=self._spec.num_servers,
         )
         if self.supervisor.phase is Phase.STOPPING and self.supervisor.attempt == attempt:
             await self._ask_to_stop(self._stop_reason)  # requested before any worker could receive it

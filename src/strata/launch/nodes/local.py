@@ -113,7 +113,7 @@ class LocalNode:
             is_module=spec.is_module,
             directory=spec.directory,
             variables={
-                **_share_cores(identity.local_world_size),
+                **_share_cores(identity.local_world_size + spec.num_servers),
                 **(_interface_of(self.address) if identity.num_nodes > 1 else {}),
                 **self._variables,
                 **worker_environment(worker),
@@ -145,6 +145,6 @@ def _interface_of(address: str) -> dict[str, str]:
     return {}
 
 
-def _share_cores(num_workers: int) -> dict[str, str]:
-    """Limit each of several workers to one OpenMP thread, as torchrun does, so that they do not compete for cores."""
-    return {"OMP_NUM_THREADS": "1"} if num_workers > 1 else {}
+def _share_cores(num_processes: int) -> dict[str, str]:
+    """Limit each of several processes to one OpenMP thread, as torchrun does, so that they do not compete for cores."""
+    return {"OMP_NUM_THREADS": "1"} if num_processes > 1 else {}
