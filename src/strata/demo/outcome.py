@@ -166,9 +166,11 @@ def _read(directory: Path) -> tuple[int, dict[str, Tensor]]:
 class Kill:
     attempt: int
     rank: int
+    name: str
+    """`rank 0` or `server 0`."""
     pid: int
     step: int
-    """The last step that the worker had finished."""
+    """The last step that the worker had finished; that of rank 0 for a server."""
     at_s: float
     """Monotonic time, as everywhere in this module."""
 
@@ -178,6 +180,7 @@ class Recovery:
     """From a kill to the first step after it. Times count from the kill; None means not reached yet."""
 
     rank: int
+    name: str
     pid: int
     step: int
     detected_ms: float | None = None
@@ -198,7 +201,7 @@ class Recovery:
 
 def recovery_of(kill: Kill, events: Iterable[RunEvent], entries: Sequence[WorkerSteps]) -> Recovery:
     found = next((each for each in recoveries(events) if each.attempt > kill.attempt), None)
-    begun = Recovery(rank=kill.rank, pid=kill.pid, step=kill.step)
+    begun = Recovery(rank=kill.rank, name=kill.name, pid=kill.pid, step=kill.step)
     if found is None:
         return begun
     detected_ms = (found.detected_s - kill.at_s) * 1_000
@@ -208,6 +211,7 @@ def recovery_of(kill: Kill, events: Iterable[RunEvent], entries: Sequence[Worker
     restored_step = again[0].restored_step if again else None
     return Recovery(
         rank=kill.rank,
+        name=kill.name,
         pid=kill.pid,
         step=kill.step,
         detected_ms=detected_ms,
@@ -271,6 +275,9 @@ class Outcome:
     """The results of the demo."""
 
     num_workers: int
+    num_servers: int = 0
+    servers: dict[str, float] | None = None
+    """What the parameter servers of the killed run held at its end, together."""
     num_rows: int
     num_epochs: int
     seed: int

@@ -108,6 +108,8 @@ class Context:
         self._loaders = Loaders(identity.world_size)
         self._restored: tuple[int, Mapping[str, Any]] | None = None
         """Restored step, and our own part of its checkpoint."""
+        self.last_save: Save | None = None
+        """The save that was started last."""
         self._has_saved = False
         self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
         """Arguments of the last `maybe_checkpoint`, if it did not save."""
@@ -392,7 +394,7 @@ class Context:
             replicas=self.roles.num_workers,
             **arguments,
         )
-        self._gauges.save = save
+        self._gauges.save = self.last_save = save
         return save
 
     def maybe_checkpoint(

@@ -62,7 +62,7 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
             parts.history.stop_reason = ""  # the user wants to go on
         with contextlib.closing(parts.callbacks):
             parts.callbacks.on_start(_run_info(parts, ctx))
-            with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
+            with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)), _known_to(trainer, ctx):
                 loop.run()
             ctx.checkpoints.wait()
             result = _result(loop, ctx, config.started_s or began_s)
@@ -70,6 +70,15 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
         serving.finish(ctx, result)
         parts.bound.close()
     return result
+
+
+@contextlib.contextmanager
+def _known_to(trainer: Trainer, ctx: Context) -> Iterator[None]:
+    trainer.context = ctx
+    try:
+        yield
+    finally:
+        trainer.context = None  # it cannot be pickled, and a fit is over
 
 
 def _result(loop: Loop, ctx: Context, began_s: float) -> Result:
