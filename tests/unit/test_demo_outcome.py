@@ -431,6 +431,24 @@ def test_with_servers_the_output_names_them_and_what_they_hold() -> None:
     assert "A parameter server was killed without warning" in shown(view.story(made), 400)
 
 
+def test_the_recovery_from_the_kill_of_a_server_is_timed_by_the_events_of_the_run() -> None:
+    kill = Kill(attempt=0, rank=3, name="server 1", pid=101, step=5, at_s=10.0)
+    events = [
+        RunEvent(at_s=0.0, monotonic_s=at_s, what=what, text="server 1: killed by SIGKILL", attempt=attempt, step=step)
+        for what, at_s, attempt, step in (
+            ("failed", 10.1, 0, None),
+            ("started", 10.3, 1, None),
+            ("restored", 12.0, 1, 4),
+            ("first_step", 12.5, 1, 5),
+        )
+    ]
+    found = recovery_of(kill, events, [WorkerSteps(1, 0, 102, 4, 12.4)])
+
+    assert (found.name, found.restored_step) == ("server 1", 4)
+    assert [found.detected_ms, found.started_ms] == pytest.approx([100.0, 300.0])
+    assert [found.restored_ms, found.first_step_ms] == pytest.approx([2_000.0, 2_500.0])
+
+
 def test_with_servers_only_servers_are_killed() -> None:
     chosen = DemoConfig(num_workers=3, num_servers=2, num_kills=10, num_rows=200_000)
 

@@ -174,6 +174,10 @@ class Kill:
     at_s: float
     """Monotonic time, as everywhere in this module."""
 
+    @property
+    def is_of_server(self) -> bool:
+        return self.name.startswith("server")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
@@ -187,9 +191,9 @@ class Recovery:
     started_ms: float | None = None
     """The other workers have ended, and new ones start."""
     restored_ms: float | None = None
-    """The last worker has restored its state."""
+    """The last worker has restored its state; after the kill of a server, rank 0, as the run reports it."""
     first_step_ms: float | None = None
-    """The last worker has finished a step."""
+    """The last worker has finished a step; after the kill of a server, rank 0."""
     restored_step: int | None = None
     num_steps_again: int | None = None
     """Steps repeated: finished before the kill, but after the last checkpoint."""
@@ -209,6 +213,11 @@ def recovery_of(kill: Kill, events: Iterable[RunEvent], entries: Sequence[Worker
     before = [entry.trained[-1].step for entry in entries if entry.attempt == kill.attempt and entry.trained]
     has_stepped = bool(again) and all(entry.trained for entry in again)
     restored_step = again[0].restored_step if again else None
+    restored_ms = (max(entry.restored_at_s for entry in again) - kill.at_s) * 1_000 if again else None
+    first_step_ms = (max(entry.trained[0].at_s for entry in again) - kill.at_s) * 1_000 if has_stepped else None
+    if kill.is_of_server:  # a Trainer writes the step log, within its steps
+        restored_ms = None if found.restored_ms is None else detected_ms + found.restored_ms
+        first_step_ms = None if found.first_step_ms is None else detected_ms + found.first_step_ms
     return Recovery(
         rank=kill.rank,
         name=kill.name,
@@ -216,8 +225,8 @@ def recovery_of(kill: Kill, events: Iterable[RunEvent], entries: Sequence[Worker
         step=kill.step,
         detected_ms=detected_ms,
         started_ms=detected_ms + found.started_ms,
-        restored_ms=(max(entry.restored_at_s for entry in again) - kill.at_s) * 1_000 if again else None,
-        first_step_ms=(max(entry.trained[0].at_s for entry in again) - kill.at_s) * 1_000 if has_stepped else None,
+        restored_ms=restored_ms,
+        first_step_ms=first_step_ms,
         restored_step=restored_step,
         num_steps_again=max(before, default=0) - restored_step if restored_step is not None else None,
     )

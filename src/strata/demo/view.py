@@ -250,7 +250,8 @@ def _describe_recovery(outcome: Outcome) -> str:
     if len(times) < len(outcome.recoveries):
         return "the run did not continue after a kill"
     longest = f" (longest of {len(times)})" if len(times) > 1 else ""
-    return f"in {max(times) / 1_000:.2f} s{longest}, from SIGKILL until all workers had finished a step"
+    who = "rank 0" if outcome.num_servers else "all workers"
+    return f"in {max(times) / 1_000:.2f} s{longest}, from SIGKILL until {who} had finished a step"
 
 
 def _describe_repeated_steps(outcome: Outcome) -> str:

@@ -93,8 +93,10 @@ def resolve(data: Any, *, has_features: bool, scratch: Path) -> Any:
     raise InvalidArgument(f"cannot train on a {type(data).__name__}; pass {_ADVICE}", field="data")
 
 
-def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
+def column_names(source: Any, options: Mapping[str, Any], ranks: Identity | None = None) -> list[str] | None:
     """Return the names of the columns without reading rows of files; None if batches have no names or are unknown.
+
+    `ranks`: this worker among those that read; without it, the loader looks for it.
 
     Raises:
         NoData, DataError, StorageError: The files cannot be planned.
@@ -103,6 +105,8 @@ def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
         from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
 
         planned = {name: value for name, value in options.items() if name not in ("columns", "num_workers")}
+        if ranks is not None:
+            planned |= {"rank": ranks.rank, "num_ranks": ranks.world_size}
         _, dataset = StructuredDataset.create_dataloader(source, **{**planned, "output_format": "arrow"})
         return list(dataset.plan.columns)
     if isinstance(source, ArrayRows):
