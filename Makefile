@@ -62,7 +62,7 @@ format: setup ## Put the code into its format and mend what can be mended
 	$(BIN)/ruff check --fix
 
 .PHONY: demo
-demo: ## Install what it needs (torch and pyarrow), then train, kill a worker, compare (ARGS="--kills 3")
+demo: ## Install what it needs (torch and pyarrow), then train, kill a worker, compare (ARGS="--kills 3" or --servers)
 	@scripts/setup_venv.sh demo
 	@$(BIN)/strata demo $(ARGS)
 

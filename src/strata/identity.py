@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strata.errors import ConfigError
+from strata.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,6 +113,18 @@ class Identity:
                 found_in=f"the environment ({launcher.rank} and {launcher.world_size})",
             )
         return None
+
+
+def process_name(rank: int, *, world_size: int, num_servers: int) -> str:
+    """Return how messages and views name a process: `rank 1`; or `server 0`, since the last ranks may be servers."""
+    num_workers = world_size - num_servers
+    return f"rank {rank}" if rank < num_workers or not num_servers else f"server {rank - num_workers}"
+
+
+def process_counts(world_size: int, num_servers: int) -> str:
+    """Return `4 workers`, or `2 workers and 2 servers`."""
+    servers = f" and {counted(num_servers, 'server')}" if num_servers else ""
+    return f"{counted(world_size - num_servers, 'worker')}{servers}"
 
 
 def _is_used(launcher: Launcher, variables: Mapping[str, str], cure: str) -> bool:

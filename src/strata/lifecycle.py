@@ -1,4 +1,4 @@
-"""Process exit and fork.
+"""Process exit, Ctrl-C and fork.
 
 Exit: hooks registered with `at_exit` run while threads still work. `atexit` hooks run too late: by then Python has shut
 down its thread pools (`concurrent.futures`), and waiting for a task in one of them never returns.
@@ -15,14 +15,18 @@ import contextlib
 import itertools
 import logging
 import os
+import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from strata.errors import ForkedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
+
+    ExceptHook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,36 @@ def _run_hooks() -> None:
             hook()
         except Exception:  # process boundary
             log.exception("an exit hook failed")
+
+
+# -- Ctrl-C --------------------------------------------------------------------------------------------------------
+
+_ONE_LINE = "_strata_one_line"
+"""Attribute of errors that are printed without their traceback."""
+
+
+def interrupted(message: str) -> KeyboardInterrupt:
+    """Return the error for a Ctrl-C that was carried out. A program that does not catch it ends with its message alone:
+    a traceback would suggest that something went wrong.
+
+    The exit code stays that of Ctrl-C, which Python gives to `KeyboardInterrupt` itself, and not to subclasses.
+    """
+    error = KeyboardInterrupt(message)
+    setattr(error, _ONE_LINE, True)
+    if not getattr(sys.excepthook, _ONE_LINE, False):
+        sys.excepthook = _without_traceback(sys.excepthook)
+    return error
+
+
+def _without_traceback(before: ExceptHook) -> ExceptHook:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if getattr(error, _ONE_LINE, False) and sys.stderr is not None:
+            print(f"{kind.__name__}: {error}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    setattr(hook, _ONE_LINE, True)
+    return hook
 
 
 # -- fork ----------------------------------------------------------------------------------------------------------

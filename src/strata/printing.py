@@ -52,6 +52,16 @@ def _without_controls(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
 
 
+def in_bytes(number: int) -> str:
+    """Return a size with its unit: `950 B`, `5.2 MiB`, `1.3 GiB`."""
+    size = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1_024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1_024
+    return f"{size:,.1f} TiB"
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun: `1 worker`, `2 workers`, `1,000 entries`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -29,11 +29,13 @@ QUICK = {
 }
 """Ray notices a lost node within seconds, and reschedules its bundles."""
 SETTLE_S = 60.0
-SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
+SMALL = {"object_store_memory": 80 << 20, "node_ip_address": "127.0.0.1"}
 
 
 class RayNodes:
-    """Each node has room for one worker. The head, to which agents are connected, must not be killed."""
+    """Each node has room for as many workers as it has CPUs. The head, to which agents are connected, must not be
+    killed.
+    """
 
     def __init__(self, program: subprocess.Popen[str]) -> None:
         self._program = program
@@ -81,11 +83,12 @@ def actor_of(pid: int) -> psutil.Process:
 
 
 @contextlib.contextmanager
-def ray_nodes() -> Iterator[RayNodes]:
+def ray_nodes(num_cpus: int = 1) -> Iterator[RayNodes]:
+    """Start a cluster whose nodes have as many CPUs each."""
     place = tempfile.mkdtemp(prefix="ray-")  # paths of sockets must be short
     (Path(place) / "ray").mkdir()  # Ray records the current cluster here, but does not create the directory
     program = subprocess.Popen(
-        [sys.executable, __file__, place],
+        [sys.executable, __file__, place, str(num_cpus)],
         env={**os.environ, **LOOPBACK_ONLY, "RAY_TMPDIR": place},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -98,17 +101,18 @@ def ray_nodes() -> Iterator[RayNodes]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _serve(place: Path) -> None:
+def _serve(place: Path, num_cpus: int) -> None:
     from ray.cluster_utils import Cluster
 
-    head = {**SMALL, "include_dashboard": False, "temp_dir": str(place), "_system_config": QUICK}
+    small = {**SMALL, "num_cpus": num_cpus}
+    head = {**small, "include_dashboard": False, "temp_dir": str(place), "_system_config": QUICK}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = {}
     print(json.dumps({"address": cluster.address}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
         if order["what"] == "add":
-            node = cluster.add_node(**SMALL)
+            node = cluster.add_node(**small)
             raylet = node.all_processes["raylet"][0].process.pid
             nodes[raylet] = node
             print(json.dumps({"raylet": raylet}), flush=True)
@@ -122,4 +126,4 @@ def _serve(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+    _serve(Path(sys.argv[1]), int(sys.argv[2]))

@@ -54,6 +54,53 @@ trainer = Trainer(module, torch.nn.MSELoss(), torch.optim.Adam, ["mse"], workers
 result = trainer.fit((x, x.sum(1)), valid=(x, x.sum(1)), epochs=2, batch_size=batch_size)
 print(json.dumps([*module.weight.flatten().tolist(), result.history[-1]["valid_mse"]]))
 """
+SERVERS = """
+import json, os, sys
+from pathlib import Path
+import psutil, torch
+from torch import nn
+from strata import Trainer
+from strata.train import Hybrid, ParameterServer
+
+class Clicks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user = nn.Embedding(100, 4)
+        self.top = nn.Linear(4, 1)
+
+    def forward(self, user):
+        return self.top(self.user(user)).squeeze(1)
+
+class Killed(Trainer):
+    calls = 0
+    places = Path(sys.argv[2]).absolute()  # pickled by value: a worker has other arguments
+    kills = bool(sys.argv[3:])
+
+    def training_step(self, module, batch):
+        self.calls += 1
+        rank = int(os.environ["RANK"])
+        if self.calls == 2:
+            client = next(iter(self.module.user._rows._source._clients.values()))
+            kinds = ["shared" if link._connection.can_share else "tls" for link in client._links]
+            (self.places / f"links-{rank}").write_text(json.dumps([os.environ["GROUP_RANK"], kinds]))
+        mark = self.places / "killed"
+        if self.kills and rank == 0 and self.calls == 6 and not mark.exists():
+            mark.touch()
+            title = f"strata: {os.environ['STRATA_RUN']} server 1"
+            (server,) = [each for each in psutil.process_iter() if " ".join(each.cmdline()).startswith(title)]
+            server.kill()
+        return super().training_step(module, batch)
+
+if __name__ == "__main__":
+    user = torch.randint(0, 100, (400,), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    module = Clicks()
+    options = {"strategy": Hybrid(sparse=ParameterServer(servers=2, tables="user")), "workers": 2, "logs": "none"}
+    trainer = Killed(module, nn.MSELoss(), torch.optim.Adagrad, engine=sys.argv[1], **options)
+    result = trainer.fit({"user": user, "y": user.float() / 100}, label="y", epochs=2, batch_size=16, every=4)
+    weights = [value for each in module.parameters() for value in each.flatten().tolist()]
+    print(json.dumps({"weights": weights, "rows": [each["rows"] for each in result.servers]}))
+"""
 pytestmark = pytest.mark.timeout(300)  # Ray starts slowly
 
 
@@ -211,6 +258,39 @@ def test_a_trainer_on_ray_makes_the_steps_of_one_in_this_process(
         return found
 
     assert fit("ray", "2", "8") == pytest.approx(fit("local", "1", "16"), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_parameter_servers_on_ray_are_spread_over_nodes_and_survive_a_kill_bit_for_bit(
+    job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two nodes has a worker and a server; between nodes, they speak TLS."""
+    place = job("servers").place
+    (place / "fit.py").write_text(SERVERS)
+    monkeypatch.setenv("STRATA_RUNS_DIR", str(place / "runs"))
+
+    def fit(*arguments: str) -> dict[str, Any]:
+        command = [sys.executable, "fit.py", *arguments]
+        ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        assert ended.returncode == 0, ended.stderr
+        found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+        return found
+
+    for each in ("local", "ray"):
+        (place / each).mkdir()
+    local = fit("local", "local")
+    with ray_nodes(num_cpus=2) as nodes:
+        nodes.have(1)
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+        assert fit("ray", "ray", "kills") == local
+    assert (place / "ray" / "killed").exists()
+    links = [json.loads((place / "ray" / f"links-{rank}").read_text()) for rank in (0, 1)]
+    assert [node for node, _ in links] == ["0", "1"]
+    assert sorted(kinds for _, kinds in links) == [["shared", "tls"], ["tls", "shared"]]
+    events = [
+        json.loads(line) for path in (place / "runs").glob("*/events.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert any(each["text"] == "server 1: killed by SIGKILL" for each in events)
 
 
 @pytest.mark.slow

@@ -64,12 +64,36 @@ def test_the_demo_kills_a_worker_and_reports_intact_results_as_json(tmp_path: Pa
     assert json.loads(listed.stdout)["checkpoints"][-1]["step"] == 200
 
 
-def test_the_demo_draws_on_a_terminal_and_ctrl_c_leaves_nothing_behind(temporary: Path) -> None:
+@pytest.mark.slow
+def test_the_demo_kills_a_parameter_server_and_the_weights_are_those_of_an_undisturbed_run(temporary: Path) -> None:
+    ended = subprocess.run(
+        [*STRATA, *SMALL, "--servers", "--json"],
+        env=variables(temporary),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    found = json.loads(ended.stdout)
+    assert found["is_good"] is True
+    assert found["weights"]["different"] == []
+    assert found["weights"]["num_elements"] > 3 * 16 * 1_000, "with all rows of the servers"
+    assert found["servers"]["rows"] == 4_000
+    (back,) = found["recoveries"]
+    assert back["name"].startswith("server ")
+    assert 0 < back["detected_ms"] < back["started_ms"] < back["restored_ms"] < back["first_step_ms"]
+    assert list(temporary.iterdir()) == []
+    until(lambda: not _processes_of(temporary), "all processes have ended")
+
+
+@pytest.mark.parametrize("more", [[], pytest.param(["--servers"], marks=pytest.mark.slow)])
+def test_the_demo_draws_on_a_terminal_and_ctrl_c_leaves_nothing_behind(temporary: Path, more: list[str]) -> None:
     """Uses a real pseudo-terminal."""
     leader, follower = pty.openpty()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [*STRATA, "demo"], stdout=follower, stderr=errors, stdin=follower, env=variables(temporary)
+            [*STRATA, "demo", *more], stdout=follower, stderr=errors, stdin=follower, env=variables(temporary)
         )
         os.close(follower)
         drawn = b""

@@ -13,7 +13,7 @@ from torch import nn
 
 from strata import StructuredDataset, Trainer
 from strata.errors import ConfigError, InvalidArgument, RunFailed
-from strata.launch.record.directory import DIRECTORY_VARIABLE
+from strata.launch.record.directory import DIRECTORY_VARIABLE, all_runs
 from strata.servers.table.optimizers import RowWiseAdagrad
 from strata.train import (
     FTRL,
@@ -28,6 +28,7 @@ from strata.train import (
 )
 from strata.trainer import serving
 from strata.trainer.lookahead import LookAhead
+from strata.trainer.strategy import ServerStrategy
 from tests.integration.trainer_models import Clicks, clicks, weights, write_parquet
 
 LOSS = nn.BCEWithLogitsLoss()
@@ -73,6 +74,18 @@ def test_synchronous_servers_end_with_the_bits_of_all_reduce(strategy: Any) -> N
     assert weights(served.module) == weights(plain.module)
     assert [row["valid_auc"] for row in found.history] == [row["valid_auc"] for row in expected.history]
     assert served.predict(clicks(5)).tolist() == plain.predict(clicks(5)).tolist()
+    num_rows = sum(spec.max_rows for part in planned_of(served).parts for spec in part.tables)
+    assert sum(each["rows"] for each in found.servers) == num_rows
+    assert all(each["bytes"] > 0 and each.keys() == {"rows", "bytes", "evicted"} for each in found.servers)
+    status = all_runs().found[0].status
+    assert status is not None
+    assert (status.world_size, status.num_servers) == (2 + len(found.servers), len(found.servers))
+    assert expected.servers == []
+
+
+def planned_of(trainer: Trainer) -> serving.Plan:
+    assert isinstance(trainer.strategy, ServerStrategy)
+    return serving.plan(trainer.strategy, trainer.module, torch.optim.SGD(trainer.module.parameters(), lr=0.5))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -232,3 +233,47 @@ def test_code_that_cannot_be_pickled_is_refused_with_its_name() -> None:
 
     with pytest.raises(InvalidArgument, match="module=, a Sequential, cannot be pickled for the workers"):
         Trainer(module, LOSS, workers=2, logs="none").fit(arrays(32), batch_size=8)
+
+
+INTERRUPTED = """
+import os, signal, torch
+from strata import Trainer
+
+class Interrupted(Trainer):
+    steps = 0
+
+    def training_step(self, module, batch):
+        self.steps += 1
+        if self.steps == 3 and os.environ.get("RANK", "0") == "0":
+            os.kill(int(os.environ["LAUNCHER"]), signal.SIGINT)
+        return super().training_step(module, batch)
+
+if __name__ == "__main__":
+    os.environ["LAUNCHER"] = str(os.getpid())
+    module = torch.nn.Linear(3, 1)
+    trainer = Interrupted(module, torch.nn.MSELoss(), torch.optim.SGD, workers=int(os.environ["WORKERS"]), logs="none")
+    trainer.fit((torch.ones(4_000, 3), torch.ones(4_000)), epochs=1_000, batch_size=4)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("is_script", "workers", "line"),
+    [
+        pytest.param(True, 2, "the workers have saved", id="script"),
+        pytest.param(False, 1, "saved step", id="python -c", marks=pytest.mark.slow),
+    ],
+)
+def test_ctrl_c_ends_a_fit_with_one_line_and_the_exit_code_of_an_interrupt(
+    *, is_script: bool, workers: int, line: str
+) -> None:
+    Path("interrupted.py").write_text(INTERRUPTED)
+    command = [sys.executable, *(["interrupted.py"] if is_script else ["-c", INTERRUPTED])]
+    environment = {**os.environ, "WORKERS": str(workers)}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    assert ended.returncode == -signal.SIGINT
+    *printed, last = ended.stderr.splitlines()
+    assert last.startswith("KeyboardInterrupt: ")
+    assert line in last
+    assert [each for each in printed if "strata: checkpoints in" not in each] == []

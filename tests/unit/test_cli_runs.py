@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from strata.cli import runs
 from strata.cli.runs import LogSelection, age, read_logs, recent
+from strata.coordinator.state.server_figures import ServerFigures
 from strata.errors import ConfigError
 from strata.launch.record.directory import RunDirectory, RunStatus, create, root
 from strata.launch.record.timeline import RunEvent
@@ -282,3 +283,47 @@ def test_following_ends_if_the_agent_is_killed_or_the_run_is_removed() -> None:
     assert follow(run, LogSelection(), lambda: put(run, "running", pid=0)) == ["0/0: a"]
     put(run, "running")
     assert follow(run, LogSelection(), remove) == ["0/0: a"]
+
+
+# -- parameter servers -------------------------------------------------------------------------------------------------
+
+
+def with_servers() -> RunDirectory:
+    run = a_run("hybrid", workers=4, num_servers=2)
+    figures = ServerFigures(rows=50_000, bytes=2_854_288, evicted=0, pulls_per_s=290.7, staleness=1, hits=75, misses=25)
+    put(run, "running", world_size=4, num_servers=2, servers=figures)
+    return run
+
+
+def test_ps_counts_servers_apart_and_shows_what_they_hold() -> None:
+    with_servers()
+    a_run("plain")
+    heading, plain, hybrid = call("ps").stdout.splitlines()
+    assert heading.split() == ["name", "state", "workers", "servers", "step", "restarts", "age", "script"]
+    assert "  2  2: 50,000 rows, 2.7 MiB, 291 pulls/s  " in hybrid
+    assert "rows" not in plain
+    found = json.loads(call("ps", "--json").stdout.splitlines()[1])
+    assert (found["world_size"], found["num_servers"]) == (4, 2)
+    assert found["servers"] == {
+        "rows": 50_000,
+        "bytes": 2_854_288,
+        "evicted": 0,
+        "pulls_per_s": 290.7,
+        "staleness": 1,
+        "hits": 75,
+        "misses": 25,
+        "hit_rate": 0.75,
+    }
+
+
+def test_logs_name_servers_and_select_one_by_its_number() -> None:
+    run = with_servers()
+    for rank in range(4):
+        log(run, 0, rank, f"line of {rank}\n")
+    put(run, "done", world_size=4, num_servers=2)
+    assert call("logs", "hybrid").stdout.splitlines() == [
+        *("[0] line of 0", "[1] line of 1", "[server 0] line of 2", "[server 1] line of 3")
+    ]
+    assert call("logs", "hybrid", "--server", "1").stdout == "line of 3\n"
+    assert refusal("logs", "hybrid", "--server", "2") == "run hybrid has no server 2; it has servers 0 to 1"
+    assert "either --rank or --server" in refusal("logs", "hybrid", "--server", "0", "--rank", "2")

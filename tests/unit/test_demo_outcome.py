@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from strata.coordinator.state.server_figures import ServerFigures
 from strata.demo import config, view
 from strata.demo.config import DemoConfig
 from strata.demo.outcome import (
@@ -227,9 +229,9 @@ def event(what: str, at_s: float, number: int = 0) -> RunEvent:
 
 
 def test_a_recovery_reports_the_phases_reached_so_far() -> None:
-    kill = Kill(attempt=0, rank=1, pid=101, step=5, at_s=10.0)
+    kill = Kill(attempt=0, rank=1, name="rank 1", pid=101, step=5, at_s=10.0)
     before = attempt(0, 1, 5)
-    assert recovery_of(kill, [event("started", 1.0)], before) == Recovery(rank=1, pid=101, step=5)
+    assert recovery_of(kill, [event("started", 1.0)], before) == Recovery(rank=1, name="rank 1", pid=101, step=5)
 
     events = [event("started", 1.0), event("failed", 10.004), event("started", 10.05, 1)]
     begun = recovery_of(kill, events, before)
@@ -306,6 +308,7 @@ def outcome(**changed: Any) -> Outcome:
     )
     back = Recovery(
         rank=1,
+        name="rank 1",
         pid=4_000_000,
         step=496,
         detected_ms=4,
@@ -353,7 +356,7 @@ def shown(what: Any, width: int = 80) -> str:
             "different steps: 9 and 8",
         ),
         ({"recoveries": ()}, "1 of 1 kills had no effect"),
-        ({"recoveries": (Recovery(rank=0, pid=1, step=2),)}, "did not continue"),
+        ({"recoveries": (Recovery(rank=0, name="rank 0", pid=1, step=2),)}, "did not continue"),
     ],
 )
 def test_a_failed_check_is_shown_and_fails_the_demo(changed: dict[str, Any], expected: str) -> None:
@@ -371,9 +374,9 @@ def test_the_output_fits_the_terminal(width: int) -> None:
     made = outcome()
     facts = view.RunFacts(
         workers=[
-            view.WorkerFacts(0, 700, 0.4321, "training"),
-            view.WorkerFacts(1, 0, None, "killed"),
-            view.WorkerFacts(2, 0, None, "starting"),
+            view.WorkerFacts("rank 0", 700, 0.4321, "training"),
+            view.WorkerFacts("rank 1", 0, None, "killed"),
+            view.WorkerFacts("rank 2", 0, None, "starting"),
         ],
         num_steps=782,
         losses=[1 / step for step in range(1, 700)],
@@ -385,7 +388,7 @@ def test_the_output_fits_the_terminal(width: int) -> None:
     text = "".join(
         shown(each, width)
         for each in (
-            view.title(2, 1),
+            view.title(2, 1, 0),
             view.live(facts, width),
             view.command(arguments, width),
             view.run_line(made.killed),
@@ -399,6 +402,57 @@ def test_the_output_fits_the_terminal(width: int) -> None:
     assert "+12,345 ms" in text
     assert max(map(len, text.splitlines())) <= width
     assert "--data clicks" in text, "an option stays with its value"
+
+
+def test_with_servers_the_output_names_them_and_what_they_hold() -> None:
+    figures = ServerFigures(rows=4_000, bytes=900_000, evicted=0, pulls_per_s=310.0, pushes_per_s=155.0, staleness=0)
+    made = outcome(num_servers=2, servers=figures.as_plain())
+    back = replace(made.recoveries[0], rank=3, name="server 1")
+    facts = view.RunFacts(
+        workers=[
+            *(view.WorkerFacts(f"rank {rank}", 100, 0.5, "training") for rank in (0, 1)),
+            view.WorkerFacts("server 0", None, None, "serving"),
+            view.WorkerFacts("server 1", None, None, "killed"),
+        ],
+        num_steps=782,
+        losses=[0.7, 0.5],
+        saved_step=90,
+        recoveries=[back],
+        elapsed_s=12.0,
+        servers=figures,
+    )
+    drawn = shown(view.live(facts, 80), 80)
+
+    assert "2 workers and 2 parameter servers, kill a server" in shown(view.title(2, 1, 2), 120)
+    assert "kill -9 server 1 (pid 4000000) after step 496" in drawn
+    assert "4,000 rows, 878.9 KiB, 310.0 pulls/s" in drawn
+    assert view.progress_line(facts).strip() == "step 100 of 782, loss 0.500"
+    assert "2 held 4,000 rows, 878.9 KiB" in shown(view.summary(made), 120)
+    assert "A parameter server was killed without warning" in shown(view.story(made), 400)
+
+
+def test_the_recovery_from_the_kill_of_a_server_is_timed_by_the_events_of_the_run() -> None:
+    kill = Kill(attempt=0, rank=3, name="server 1", pid=101, step=5, at_s=10.0)
+    events = [
+        RunEvent(at_s=0.0, monotonic_s=at_s, what=what, text="server 1: killed by SIGKILL", attempt=attempt, step=step)
+        for what, at_s, attempt, step in (
+            ("failed", 10.1, 0, None),
+            ("started", 10.3, 1, None),
+            ("restored", 12.0, 1, 4),
+            ("first_step", 12.5, 1, 5),
+        )
+    ]
+    found = recovery_of(kill, events, [WorkerSteps(1, 0, 102, 4, 12.4)])
+
+    assert (found.name, found.restored_step) == ("server 1", 4)
+    assert [found.detected_ms, found.started_ms] == pytest.approx([100.0, 300.0])
+    assert [found.restored_ms, found.first_step_ms] == pytest.approx([2_000.0, 2_500.0])
+
+
+def test_with_servers_only_servers_are_killed() -> None:
+    chosen = DemoConfig(num_workers=3, num_servers=2, num_kills=10, num_rows=200_000)
+
+    assert {chosen.name_of(kill.rank) for kill in chosen.kills} == {"server 0", "server 1"}
 
 
 def test_the_sparkline_falls_with_the_numbers() -> None:

@@ -60,6 +60,27 @@ def test_local_ranks_count_the_workers_of_a_host_and_ranks_are_neighbours(
     assert {seat.host_rank for seat in seats} == set(range(len({nodes[seat.node][0] for seat in seats})))
 
 
+@given(HOSTS, st.integers(1, 30), st.integers(1, 5))
+def test_servers_are_the_last_ranks_and_spread_over_the_hosts(
+    hosts: list[list[int]], world_size: int, num_servers: int
+) -> None:
+    nodes = listed(hosts)
+    seats = lay_out(world_size, nodes, num_servers=num_servers)
+    plain = lay_out(world_size, nodes)
+    assert Counter(seat.node for seat in seats) == Counter(seat.node for seat in plain)
+    if len(seats) < world_size or num_servers >= world_size:
+        return  # such an attempt does not train
+    workers, servers = seats[:-num_servers], seats[-num_servers:]
+    assert [seat.node for seat in workers] == sorted(seat.node for seat in workers)
+    held, here = Counter(seat.host_rank for seat in servers), Counter(seat.host_rank for seat in workers)
+    for host, num_workers in here.items():
+        assert held[host] >= max(held.values()) - 1, "a host with workers left could have taken another server"
+        own = [seat for seat in workers if seat.host_rank == host]
+        assert [(seat.local_rank, seat.local_world_size) for seat in own] == [
+            (n, num_workers) for n in range(num_workers)
+        ]
+
+
 # -- nodes that come and go --------------------------------------------------------------------------------------------
 
 

@@ -575,3 +575,16 @@ def test_a_resume_with_an_impossible_world_size_fails_before_it_starts() -> None
     run = supervisor(1, 4)
     run.only = 2
     assert orders_of(run.begin(now_s=0.0)) == [StartAttempt(0, 2)]
+
+
+def test_a_parameter_server_is_named_as_such_in_all_messages() -> None:
+    run = supervisor(4)
+    run.num_servers = 2
+    begun = run.begin(now_s=0.0)
+    assert isinstance(begun[0], Note)
+    assert begun[0].text == "attempt 0 with 2 workers and 2 servers"
+    hung = run.hung([0, 1, 3], 60.0)
+    assert isinstance(hung[0], Note)
+    assert hung[0].text.startswith("no step for 60 s on ranks 0, 1, server 1;")
+    failed = run.exited(WorkerExit(2, KILLED), now_s=1.0)
+    assert failed[0] == Note("failed", "server 0: killed by SIGKILL", 0, 2)

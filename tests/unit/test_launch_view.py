@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TextIO
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from strata.clock import ManualClock
+from strata.coordinator.state.server_figures import ServerFigures
 from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import (
     MAX_WORKERS_SHOWN,
@@ -423,3 +425,57 @@ def test_a_stopped_terminal_does_not_block_the_run(monkeypatch: pytest.MonkeyPat
         assert b"event 59" in output
         os.close(outside)
         display.close()
+
+
+# -- parameter servers -------------------------------------------------------------------------------------------------
+
+FIGURES = ServerFigures(rows=26_093, bytes=1_468_006, evicted=0, pulls_per_s=137.52, pushes_per_s=137.6, staleness=1)
+SERVER = WorkerView(
+    rank=2, state="TRAINING", step=118, epoch=0, metrics={"rows": 26_093}, silent_s=0.1, server=0, figures=FIGURES
+)
+WITH_SERVERS = replace(
+    VIEW,
+    world_size=4,
+    num_servers=2,
+    workers=[*VIEW.workers, SERVER, replace(SERVER, rank=3, server=1, state="RECOVERING", figures=None)],
+)
+
+
+def test_servers_have_a_table_of_their_own_below_the_workers() -> None:
+    lines = drawn(WITH_SERVERS, 100)
+    assert "2 workers and 2 servers" in lines[0]
+    assert lines[1].split() == ["rank", "state", "step", "epoch", "loss", "rows/s", "silent"]
+    assert [line.split()[0] for line in lines[2:4]] == ["0", "1"]
+    assert lines[4].split() == ["server", "state", "step", "rows", "memory", "pulls/s", "pushes/s", "stale", "silent"]
+    assert lines[5].split() == ["0", "serving", "118", "26,093", "1.4", "MiB", "137.5", "137.6", "1", "0.1", "s"]
+    assert lines[6].split() == ["1", "recovering", "118", "0.1", "s"], "nothing was measured yet"
+
+
+def test_hits_and_evictions_are_shown_once_there_are_any() -> None:
+    figures = msgspec.structs.replace(FIGURES, hits=75, misses=25, evicted=1_200)
+    lines = drawn(replace(WITH_SERVERS, workers=[replace(SERVER, figures=figures)]), 100)
+    assert lines[1].split()[-3:] == ["hits", "evicted", "silent"]
+    assert lines[2].split()[-4:] == ["75.0%", "1,200", "0.1", "s"]
+
+
+def test_a_progress_line_counts_servers_apart_and_ignores_their_steps() -> None:
+    line = progress(WITH_SERVERS)
+    assert "step 120 (rank 1: 118)" in line
+    assert "2 workers and 2 servers (26,093 rows, 1.4 MiB, 137.5 pulls/s)" in line
+
+
+def test_many_servers_leave_room_for_the_workers() -> None:
+    workers = [replace(WORKER, rank=rank) for rank in range(100)]
+    servers = [replace(SERVER, rank=100 + number, server=number, step=number) for number in range(100)]
+    lines = drawn(replace(VIEW, world_size=200, num_servers=100, workers=[*workers, *servers]), 100)
+    assert len(lines) <= 2 * MAX_WORKERS_SHOWN
+    assert sum("more" in line for line in lines) == 2
+
+
+def test_lines_of_a_server_start_with_its_number() -> None:
+    output = io.StringIO()
+    display = SilentDisplay(output)
+    display.write(2, ["restored"], name="server 0")
+    display.write(1, ["step 1"])
+    display.close()
+    assert output.getvalue() == "[server 0] restored\n[1] step 1\n"

@@ -16,6 +16,8 @@ from strata.clock import ManualClock
 from strata.coordinator.http import exposition, models
 from strata.coordinator.serve.metrics import BATCH_BOUNDS, MAX_RECENT_BARRIERS, Histogram, Metrics
 from strata.coordinator.state import events as e
+from strata.coordinator.state.series import Series
+from strata.coordinator.state.server_figures import SERVER, ServerFigures
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -31,13 +33,20 @@ def metrics(clock: ManualClock) -> Metrics:
 
 
 def fake_job(job_id: str, *states: str) -> Any:
-    members = {str(i): SimpleNamespace(state=state) for i, state in enumerate(states)}
+    members = {str(i): SimpleNamespace(state=state, metrics={}) for i, state in enumerate(states)}
     return SimpleNamespace(
         job_id=job_id,
         announced=(3, len(states)),
         membership=SimpleNamespace(members=members),
         barriers=SimpleNamespace(open={}),
     )
+
+
+def report(job: Any, member: int, server: int, figures: ServerFigures) -> None:
+    """Let a member report as a parameter server."""
+    for name, reading in {SERVER: float(server), **figures.as_metrics()}.items():
+        series = job.membership.members[str(member)].metrics[name] = Series(4)
+        series.add(1, reading)
 
 
 def scrape(metrics: Metrics, *jobs: Any, journal_bytes: int | None = 10) -> dict[str, Any]:
@@ -192,6 +201,19 @@ def test_at_most_100_jobs_are_named_and_the_rest_are_summed(metrics: Metrics) ->
     assert [s.value for s in workers if s.labels["job"] == "(others)"] == [sum(range(1, 51))]
 
 
+def test_the_figures_of_parameter_servers_are_summed_over_a_job(metrics: Metrics) -> None:
+    job = fake_job("hybrid", *["TRAINING"] * 3)
+    report(job, 1, 0, ServerFigures(rows=100, bytes=1_000, evicted=0, staleness=0))
+    report(job, 2, 1, ServerFigures(rows=40, bytes=1_000, evicted=0, staleness=1))
+    families = scrape(metrics, job, fake_job("plain", "TRAINING"))
+
+    assert value(families, "strata_servers", job="hybrid") == 2
+    assert value(families, "strata_server_rows", job="hybrid") == 140
+    assert value(families, "strata_server_staleness", job="hybrid") == 1
+    assert families["strata_server_hits"].samples == [], "no table has a file"
+    assert [s.labels["job"] for s in families["strata_servers"].samples] == ["hybrid"]
+
+
 def test_a_gauge_without_a_measurement_is_absent(metrics: Metrics) -> None:
     families = scrape(metrics, journal_bytes=None)
 
@@ -219,12 +241,14 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_nothing_else_is
     metrics.stats_of("Heartbeat").answered(0.001)
     metrics.barrier_opened("a")
     metrics.barrier_ended("a", released=True)
+    job, everything = fake_job("j", "TRAINING"), dict.fromkeys(ServerFigures.__struct_fields__, 1)
+    report(job, 0, 0, ServerFigures(**everything))
     exported = {
         name: (
             family.type,
             {label for sample in family.samples for label in sample.labels} - {"le"},
         )
-        for name, family in scrape(metrics, fake_job("j", "TRAINING")).items()
+        for name, family in scrape(metrics, job).items()
     }
     rows = re.findall(r"^\| `(strata_\w+)` \| (\w+) \| (?:(.*?) )?\| .{10,} \|$", DOCUMENT.read_text(), re.MULTILINE)
 

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from strata.printing import counted, log_line, printable
+from strata.printing import counted, in_bytes, log_line, printable
 from strata.terminal import Console, echo, echo_json, echo_log
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ POLL_S = 0.2
 MAX_NAME = 40
 MIN_COMMAND = 12
 """Widths of table columns, in characters."""
-_HEADINGS = ("name", "state", "workers", "step", "restarts", "age", "script")
+_HEADINGS = ("name", "state", "workers", "servers", "step", "restarts", "age", "script")
 _WIDE = 400
 """Width in characters when the output is not a terminal."""
 _STATES = {"running": "green", "starting": "green", "stopping": "yellow", "failed": "red", "interrupted": "yellow"}
@@ -90,6 +90,8 @@ def _row(run: "RunDirectory", status: "RunStatus | None") -> dict[str, Any]:
         "arguments": list(run.spec.arguments),
         "is_module": run.spec.is_module,
         "workers": str(run.spec.workers),
+        "num_servers": status.num_servers if status else run.spec.num_servers,
+        "servers": status.servers.as_plain() if status and status.servers else None,
         "max_restarts": run.spec.max_restarts,
         "created_at_s": run.created_at_s,
         "function": run.spec.function,
@@ -98,12 +100,14 @@ def _row(run: "RunDirectory", status: "RunStatus | None") -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]], *, now_s: float, width: int) -> Table:
-    cells = [_cells(row, now_s) for row in rows]
-    longest = [max(map(len, column)) for column in zip(_HEADINGS, *cells, strict=True)]
+    has_servers = any(row["num_servers"] for row in rows)
+    headings = [heading for heading in _HEADINGS if has_servers or heading != "servers"]
+    cells = [[cell for heading, cell in _cells(row, now_s).items() if heading in headings] for row in rows]
+    longest = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     # A very long name wraps; the command is cut to the rest of the line.
-    command_width = width - min(longest[0], MAX_NAME) - sum(longest[1:-1]) - 2 * len(_HEADINGS)
+    command_width = width - min(longest[0], MAX_NAME) - sum(longest[1:-1]) - 2 * len(headings)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in _HEADINGS:
+    for heading in headings:
         is_number = heading in ("workers", "step", "restarts", "age")
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=heading != "name", overflow="fold")
     for name, state, *numbers, command in cells:
@@ -112,16 +116,29 @@ def _table(rows: list[dict[str, Any]], *, now_s: float, width: int) -> Table:
     return table
 
 
-def _cells(row: dict[str, Any], now_s: float) -> tuple[str, ...]:
-    return (
-        printable(row["name"]),
-        row["state"],
-        str(row.get("world_size") or row["workers"]),
-        str(row.get("step", 0)),
-        f"{row.get('num_restarts', 0)} of {row['max_restarts']}",
-        age(now_s - row["created_at_s"]),
-        printable(row["command"]),
-    )
+def _cells(row: dict[str, Any], now_s: float) -> dict[str, str]:
+    world_size, num_servers = row.get("world_size", 0), row["num_servers"]
+    return {
+        "name": printable(row["name"]),
+        "state": row["state"],
+        "workers": str(world_size - num_servers if world_size else row["workers"]),
+        "servers": _servers(row),
+        "step": str(row.get("step", 0)),
+        "restarts": f"{row.get('num_restarts', 0)} of {row['max_restarts']}",
+        "age": age(now_s - row["created_at_s"]),
+        "script": printable(row["command"]),
+    }
+
+
+def _servers(row: dict[str, Any]) -> str:
+    """Return the number of servers, and what they hold: `2: 50,000 rows, 5.2 MiB`."""
+    if not row["num_servers"]:
+        return ""
+    held = row["servers"]
+    if held is None:
+        return str(row["num_servers"])
+    rate = "" if "pulls_per_s" not in held else f", {held['pulls_per_s']:,.0f} pulls/s"
+    return f"{row['num_servers']}: {held['rows']:,} rows, {in_bytes(held['bytes'])}{rate}"
 
 
 def age(seconds: float) -> str:
@@ -138,6 +155,7 @@ def age(seconds: float) -> str:
 def logs(
     name: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or a unique prefix of it.")],
     rank: Annotated[int | None, typer.Option(help="Print only the output of this rank.", min=0)] = None,
+    server: Annotated[int | None, typer.Option(help="Print only the output of this parameter server.", min=0)] = None,
     attempt: Annotated[
         int | None, typer.Option(help="Print only this attempt; 0 is the first start of the run.", min=0)
     ] = None,
@@ -148,15 +166,18 @@ def logs(
         int | None, typer.Option("--lines", "-n", help="Print only the last N lines of each log.", min=0)
     ] = None,
 ) -> None:
-    """Print the output of a run's workers.
+    """Print the output of a run's workers and parameter servers.
 
     Prints all attempts in order; within a failed attempt, the worker that failed
-    first comes first. With several workers, each line starts with the rank.
+    first comes first. With several workers, each line starts with the rank, or
+    with the number of the server.
     Colors are kept on a terminal; other control sequences are removed.
     """
     from strata.launch.record.directory import open_run  # noqa: PLC0415 (imports msgspec)
 
     run = open_run(name)
+    if server is not None:
+        rank = rank_of_server(run, server, rank)
     selection = LogSelection(rank=rank, attempt=attempt, num_lines=lines, is_followed=follow)
     check_selection(run, selection)
     prefixes = _Prefixes(run, selection)
@@ -171,6 +192,31 @@ def logs(
                 echo(f"attempt {log.attempt}", err=True, bold=True)
         prefix = prefixes.of(log.rank)
         echo_log(*(f"{prefix}{line}" for line in block))
+
+
+def rank_of_server(run: "RunDirectory", server: int, rank: int | None) -> int:
+    """Return the rank of a parameter server.
+
+    Raises:
+        ConfigError: The run has no such server, or a rank is given, too.
+    """
+    from strata.errors import ConfigError  # noqa: PLC0415
+
+    if rank is not None:
+        raise ConfigError("give either --rank or --server, not both", field="server")
+    world_size, num_servers = _num_processes(run)
+    if server >= num_servers:
+        have = f"it has servers {_span(list(range(num_servers)))}" if num_servers else "it has none"
+        raise ConfigError(f"run {run.name} has no server {server}; {have}", field="server")
+    return world_size - num_servers + server
+
+
+def _num_processes(run: "RunDirectory") -> tuple[int, int]:
+    """Return the number of processes of a run, and how many of the last ones are servers."""
+    status = run.status
+    if status is None or not status.world_size:
+        return run.spec.workers.at_most, run.spec.num_servers
+    return status.world_size, status.num_servers
 
 
 class LogSelection(NamedTuple):
@@ -260,15 +306,18 @@ class _Prefixes:
     def __init__(self, run: "RunDirectory", selection: LogSelection) -> None:
         highest = max((log.rank for log in run.logs()), default=0)
         highest = max(highest, run.spec.workers.at_most - 1)
-        self._width = len(str(highest))
+        self._world_size, self._num_servers = _num_processes(run)
+        self._width = 0 if self._num_servers else len(str(highest))
         self._is_used = selection.rank is None and highest > 0
 
     def of(self, rank: int) -> str:
         if not self._is_used:
             return ""
+        from strata.launch.record.log import log_name  # noqa: PLC0415
         from strata.launch.record.view import rank_style  # noqa: PLC0415
 
-        return typer.style(f"[{rank:{self._width}}] ", fg=rank_style(rank))
+        name = log_name(rank, world_size=self._world_size, num_servers=self._num_servers)
+        return typer.style(f"[{name:>{self._width}}] ", fg=rank_style(rank))
 
 
 # -- rm ----------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """`strata status`: the jobs of a coordinator with their workers and datasets."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -10,7 +10,7 @@ from rich.table import Table
 from strata.terminal import Console, echo_json
 
 if TYPE_CHECKING:
-    from strata.coordinator.state.views import DatasetInfo, JobInfo, MembershipInfo
+    from strata.coordinator.state.views import DatasetInfo, JobInfo, MembershipInfo, WorkerInfo
 
 
 DEFAULT_ADDRESS = "localhost:50051"
@@ -81,7 +81,7 @@ def status(
             {
                 **asdict(j),
                 "reason": m.reason,
-                "workers": [asdict(w) for w in m.workers],
+                "workers": [_plain(w) for w in m.workers],
                 "datasets": [asdict(d) for d in ds],
             }
             for j, m, ds in found
@@ -95,19 +95,39 @@ def status(
         _print_job(console, j, members, datasets)
 
 
-def _print_job(console: Console, job: "JobInfo", members: "MembershipInfo", datasets: "list[DatasetInfo]") -> None:
-    from strata.launch.environment import METRICS  # noqa: PLC0415
+def _plain(worker: "WorkerInfo") -> dict[str, Any]:
+    """Return the JSON object of a worker; that of a parameter server has its number and what it has measured."""
+    from strata.coordinator.state.server_figures import figures_of, number_of  # noqa: PLC0415
 
+    figures = figures_of(worker.metrics)
+    roles = {"server": number_of(worker.metrics), "figures": None if figures is None else figures.as_plain()}
+    return {**asdict(worker), **roles}
+
+
+def _print_job(console: Console, job: "JobInfo", members: "MembershipInfo", datasets: "list[DatasetInfo]") -> None:
+    from strata.coordinator.state.server_figures import number_of  # noqa: PLC0415
+    from strata.launch.environment import METRICS  # noqa: PLC0415
+    from strata.launch.record.view import WorkerView, server_table  # noqa: PLC0415
+
+    servers = [w for w in members.workers if number_of(w.metrics) is not None]
     table = Table(title=f"job {escape(job.job_id)}, generation {job.generation}", title_justify="left")
     for heading in ("rank", "worker", "state", "step", "last heartbeat", "metrics"):
         table.add_column(heading, justify="right" if heading in ("rank", "step", "last heartbeat") else "left")
     for w in members.workers:
-        heartbeat = f"[red]{w.silent_s:.1f} s ago, connection lost[/red]" if w.suspect else f"{w.silent_s:.1f} s ago"
+        if w in servers:
+            continue
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in w.metrics.items() if not METRICS.is_ours(name))
-        table.add_row(str(w.rank), escape(w.worker_id), w.state, str(w.step), heartbeat, escape(metrics))
+        table.add_row(str(w.rank), escape(w.worker_id), w.state, str(w.step), _heartbeat(w), escape(metrics))
     console.print(table)
+    if servers:
+        console.print(server_table([WorkerView.of(w.rank, w) for w in servers], max_shown=len(servers)))
     console.print(f"last change: {escape(members.reason)}", soft_wrap=True)
     for d in datasets:
         console.print(f"dataset {escape(d.dataset_id)}: epoch {d.epoch}, {d.num_done} of {d.num_shards} shards done")
     if job.checkpoint_step:
         console.print(f"checkpoint at step {job.checkpoint_step}")
+
+
+def _heartbeat(worker: "WorkerInfo") -> str:
+    ago = f"{worker.silent_s:.1f} s ago"
+    return f"[red]{ago}, connection lost[/red]" if worker.suspect else ago

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.errors import ConfigError
+from strata.identity import process_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,12 +34,14 @@ NEEDED = ("torch", "pyarrow")
 class PlannedKill:
     rank: int
     step: int
-    """The worker is killed as soon as it has finished this step."""
+    """The process is killed as soon as it has finished this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoConfig:
     num_workers: int = 2
+    num_servers: int = 0
+    """Parameter servers. With any, they are killed instead of workers."""
     num_rows: int = 200_000
     num_kills: int = 1
     seed: int = 7
@@ -62,6 +65,10 @@ class DemoConfig:
         if self.keep is not None and self.keep.exists() and not (self.keep.is_dir() and not any(self.keep.iterdir())):
             raise ConfigError(f"--keep {self.keep} already exists; give a new or empty directory", field="keep")
 
+    def name_of(self, rank: int) -> str:
+        """Return `rank 0`, or `server 0`."""
+        return process_name(rank, world_size=self.num_workers + self.num_servers, num_servers=self.num_servers)
+
     @property
     def num_steps(self) -> int:
         """Steps of a run, counted like the loader: fewer remaining rows than ranks join the last batch."""
@@ -77,13 +84,14 @@ class DemoConfig:
     def kills(self) -> tuple[PlannedKill, ...]:
         """One kill in each part of the middle of the run; the seed decides the rank and the step."""
         chance = random.Random(self.seed)  # noqa: S311 (the same kills for the same seed)
+        first, number = (self.num_workers, self.num_servers) if self.num_servers else (0, self.num_workers)
         width = (_LAST - _FIRST) / self.num_kills
         return tuple(
             PlannedKill(
-                chance.randrange(self.num_workers),
-                round(self.num_steps * (_FIRST + width * (number + 0.8 * chance.random()))),
+                first + chance.randrange(number),
+                round(self.num_steps * (_FIRST + width * (nth + 0.8 * chance.random()))),
             )
-            for number in range(self.num_kills)
+            for nth in range(self.num_kills)
         )
 
 

@@ -1,4 +1,4 @@
-"""One `strata run` of the demo: starts it as a process, kills its workers on schedule, and ends it.
+"""One run of the demo: starts it as a process, kills its workers or servers on schedule, and ends it.
 
 Everything known about the run comes from files: the events of the run and the step logs of its workers.
 """
@@ -25,11 +25,13 @@ from strata.launch.spec import RunSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from strata.coordinator.state.server_figures import ServerFigures
     from strata.demo.config import DemoConfig, PlannedKill
     from strata.demo.step_log import WorkerSteps
     from strata.launch.record.timeline import RunEvent
 
 SCRIPT = Path(__file__).with_name("train.py")
+SERVERS_SCRIPT = Path(__file__).with_name("train_servers.py")
 STOP_TIMEOUT_S = 3.0
 """Time that a run has to stop; then it is killed with all its processes."""
 _ASK_AGAIN_S = 0.5
@@ -53,12 +55,20 @@ class Job:
         self.kills: list[Kill] = []
         """The kills carried out so far."""
         self.began_s = self.ended_s = 0.0
-        self.arguments: tuple[str, ...] = (
-            *("run", "--name", name, "--workers", str(config.num_workers), "--every", str(config.every)),
-            *(("--max-restarts", str(len(kills) + 1)) if len(kills) > 2 else ()),
-            *(SCRIPT.name, "--data", "clicks", "--step-log", f"steps/{name}"),
-        )
-        """Arguments of `strata`; paths are relative to the demo's directory."""
+        sizes = ("--workers", str(config.num_workers), "--every", str(config.every))
+        restarts = ("--max-restarts", str(len(kills) + 1)) if len(kills) > 2 else ()
+        data = ("--data", "clicks", "--step-log", f"steps/{name}")
+        self.command: tuple[str, ...]
+        """As a user would type it; paths are relative to the demo's directory."""
+        if config.num_servers:
+            servers = ("--servers", str(config.num_servers), "--checkpoints", f"checkpoints/{name}")
+            self.command = ("python", SERVERS_SCRIPT.name, "--name", name, *sizes, *servers, *restarts, *data)
+            self._program = (sys.executable, *self.command[1:])
+        else:
+            self.command = ("strata", "run", "--name", name, *sizes, *restarts, SCRIPT.name, *data)
+            self._program = (sys.executable, "-m", "strata.cli", *self.command[1:])
+        self._name_of = config.name_of
+        self._num_workers = config.num_workers
         self._directory = directory
         self._variables = {**os.environ, **variables, DIRECTORY_VARIABLE: str(directory / "runs")}
         self._timeout_s = config.timeout_s
@@ -75,18 +85,35 @@ class Job:
     def run_directory(self) -> Path:
         return self._directory / "runs" / self.name
 
+    @property
+    def checkpoints(self) -> Path:
+        own = self._directory / "checkpoints" / self.name
+        return own if own.exists() else self.run_directory / "checkpoints"
+
     def events(self) -> list[RunEvent]:
+        run = self._run
+        return [] if run is None else run.events()
+
+    @property
+    def servers(self) -> ServerFigures | None:
+        """What the parameter servers have last reported, together."""
+        run = self._run
+        status = None if run is None else run.status
+        return None if status is None else status.servers
+
+    @property
+    def _run(self) -> RunDirectory | None:
         try:
             spec = msgspec.json.decode((self.run_directory / "run.json").read_bytes(), type=RunSpec)
         except (OSError, ValueError):  # the run has not written it yet
-            return []
-        return RunDirectory(self.run_directory, spec).events()
+            return None
+        return RunDirectory(self.run_directory, spec)
 
     def start(self) -> None:
         self.began_s = time.monotonic()
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "strata.cli", *self.arguments],
+                self._program,
                 cwd=self._directory,
                 env=self._variables,
                 stdin=subprocess.DEVNULL,
@@ -96,7 +123,7 @@ class Job:
             )
 
     def look(self) -> bool:
-        """Read new records and kill the worker that is due. Return False once the run is done.
+        """Read new records and kill the process that is due. Return False once the run is done.
 
         Raises:
             StrataError: The run failed or missed its deadline.
@@ -107,11 +134,11 @@ class Job:
         if code is None:
             if time.monotonic() - self.began_s > self._timeout_s:
                 raise StrataError(f"the run did not finish within {self._timeout_s:g} s; use fewer --rows")
-            self._kill_due_worker()
+            self._kill_due()
             return True
         self.ended_s = time.monotonic()
         if code:
-            raise StrataError(f"strata run failed with exit code {code}: {' / '.join(self._last_lines())}")
+            raise StrataError(f"the run failed with exit code {code}: {' / '.join(self._last_lines())}")
         return False
 
     def stop(self) -> None:
@@ -130,26 +157,43 @@ class Job:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_ASK_AGAIN_S)
 
-    def _kill_due_worker(self) -> None:
+    def _kill_due(self) -> None:
         if not self._planned:
             return
         planned = self._planned[0]
-        entry = max((e for e in self.entries if e.rank == planned.rank), key=lambda e: e.attempt, default=None)
+        is_server = planned.rank >= self._num_workers
+        watched = 0 if is_server else planned.rank  # servers write no step log
+        entry = max((e for e in self.entries if e.rank == watched), key=lambda e: e.attempt, default=None)
         if entry is None or not entry.trained or any(kill.attempt == entry.attempt for kill in self.kills):
             return
         step = entry.trained[-1].step
         if step < planned.step:
             return
+        name = self._name_of(planned.rank)
+        pid = self._pid_of(name) if is_server else entry.pid
         with contextlib.suppress(ProcessLookupError):
-            fd = os.pidfd_open(entry.pid)
+            fd = os.pidfd_open(pid)
             try:
-                if belongs_to(entry.pid, self._variables):  # the pid may have been reused
+                if belongs_to(pid, self._variables):  # the pid may have been reused
                     at_s = time.monotonic()
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
-                    self.kills.append(Kill(entry.attempt, entry.rank, entry.pid, step, at_s))
+                    self.kills.append(Kill(entry.attempt, planned.rank, name, pid, step, at_s))
                     self._planned.pop(0)
             finally:
                 os.close(fd)
+
+    def _pid_of(self, name: str) -> int:
+        """Return the process id of a parameter server, by the title of its process.
+
+        Raises:
+            ProcessLookupError: It has ended, or is being started.
+        """
+        title = f"strata: {self.name} {name}:".encode()
+        for pid in _all_pids():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title) and belongs_to(pid, self._variables):
+                    return pid
+        raise ProcessLookupError(name)
 
     @property
     def _output(self) -> Path:

@@ -166,11 +166,17 @@ def _read(directory: Path) -> tuple[int, dict[str, Tensor]]:
 class Kill:
     attempt: int
     rank: int
+    name: str
+    """`rank 0` or `server 0`."""
     pid: int
     step: int
-    """The last step that the worker had finished."""
+    """The last step that the worker had finished; that of rank 0 for a server."""
     at_s: float
     """Monotonic time, as everywhere in this module."""
+
+    @property
+    def is_of_server(self) -> bool:
+        return self.name.startswith("server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,15 +184,16 @@ class Recovery:
     """From a kill to the first step after it. Times count from the kill; None means not reached yet."""
 
     rank: int
+    name: str
     pid: int
     step: int
     detected_ms: float | None = None
     started_ms: float | None = None
     """The other workers have ended, and new ones start."""
     restored_ms: float | None = None
-    """The last worker has restored its state."""
+    """The last worker has restored its state; after the kill of a server, rank 0, as the run reports it."""
     first_step_ms: float | None = None
-    """The last worker has finished a step."""
+    """The last worker has finished a step; after the kill of a server, rank 0."""
     restored_step: int | None = None
     num_steps_again: int | None = None
     """Steps repeated: finished before the kill, but after the last checkpoint."""
@@ -198,7 +205,7 @@ class Recovery:
 
 def recovery_of(kill: Kill, events: Iterable[RunEvent], entries: Sequence[WorkerSteps]) -> Recovery:
     found = next((each for each in recoveries(events) if each.attempt > kill.attempt), None)
-    begun = Recovery(rank=kill.rank, pid=kill.pid, step=kill.step)
+    begun = Recovery(rank=kill.rank, name=kill.name, pid=kill.pid, step=kill.step)
     if found is None:
         return begun
     detected_ms = (found.detected_s - kill.at_s) * 1_000
@@ -206,14 +213,20 @@ def recovery_of(kill: Kill, events: Iterable[RunEvent], entries: Sequence[Worker
     before = [entry.trained[-1].step for entry in entries if entry.attempt == kill.attempt and entry.trained]
     has_stepped = bool(again) and all(entry.trained for entry in again)
     restored_step = again[0].restored_step if again else None
+    restored_ms = (max(entry.restored_at_s for entry in again) - kill.at_s) * 1_000 if again else None
+    first_step_ms = (max(entry.trained[0].at_s for entry in again) - kill.at_s) * 1_000 if has_stepped else None
+    if kill.is_of_server:  # a Trainer writes the step log, within its steps
+        restored_ms = None if found.restored_ms is None else detected_ms + found.restored_ms
+        first_step_ms = None if found.first_step_ms is None else detected_ms + found.first_step_ms
     return Recovery(
         rank=kill.rank,
+        name=kill.name,
         pid=kill.pid,
         step=kill.step,
         detected_ms=detected_ms,
         started_ms=detected_ms + found.started_ms,
-        restored_ms=(max(entry.restored_at_s for entry in again) - kill.at_s) * 1_000 if again else None,
-        first_step_ms=(max(entry.trained[0].at_s for entry in again) - kill.at_s) * 1_000 if has_stepped else None,
+        restored_ms=restored_ms,
+        first_step_ms=first_step_ms,
         restored_step=restored_step,
         num_steps_again=max(before, default=0) - restored_step if restored_step is not None else None,
     )
@@ -271,6 +284,9 @@ class Outcome:
     """The results of the demo."""
 
     num_workers: int
+    num_servers: int = 0
+    servers: dict[str, float] | None = None
+    """What the parameter servers of the killed run held at its end, together."""
     num_rows: int
     num_epochs: int
     seed: int

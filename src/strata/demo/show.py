@@ -22,7 +22,7 @@ from rich.live import Live
 from strata.demo import view
 from strata.demo.clicks import row_numbers, write_clicks
 from strata.demo.config import NUM_EPOCHS
-from strata.demo.job import SCRIPT, Job, wait_until_gone
+from strata.demo.job import SCRIPT, SERVERS_SCRIPT, Job, wait_until_gone
 from strata.demo.outcome import Outcome, check_rows, check_weights, losses_by_step, recovery_of, run_figures
 from strata.scratch import Scratch
 
@@ -175,24 +175,34 @@ def _run_both(
     config: DemoConfig, stage: Stage, directory: Path, variables: dict[str, str], signals: Signals
 ) -> Outcome:
     began_s = time.monotonic()
-    stage.show(view.title(config.num_workers, config.num_kills), view.heading(1, "Generate a click log"))
+    stage.show(
+        view.title(config.num_workers, config.num_kills, config.num_servers), view.heading(1, "Generate a click log")
+    )
     files = write_clicks(directory / "clicks", num_rows=config.num_rows, seed=config.seed)
-    shutil.copy(SCRIPT, directory)
+    shutil.copy(_script(config), directory)
     signals.check()
     stage.show(view.data_line(files, time.monotonic() - began_s))
     jobs = {
         UNDISTURBED: Job(UNDISTURBED, config, directory, variables),
         KILLED: Job(KILLED, config, directory, variables, kills=config.kills),
     }
-    titles = ("Train a model that predicts clicks, undisturbed", "Train it again, and kill -9 a worker")
+    titles = ("Train a model that predicts clicks, undisturbed", f"Train it again, and kill -9 a {_victim(config)}")
     for number, (job, title) in enumerate(zip(jobs.values(), titles, strict=True), start=2):
-        stage.show(view.heading(number, title), view.command(["strata", *job.arguments], stage.width))
+        stage.show(view.heading(number, title), view.command(job.command, stage.width))
         _carry_out(job, config, stage, signals)
         for kill in job.kills:
             stage.show(*view.recovery(recovery_of(kill, job.events(), job.entries), stage.width))
         stage.show(view.run_line(_figures(job)))
     signals.check()
     return _outcome(config, directory, jobs, began_s)
+
+
+def _script(config: DemoConfig) -> Path:
+    return SERVERS_SCRIPT if config.num_servers else SCRIPT
+
+
+def _victim(config: DemoConfig) -> str:
+    return "parameter server" if config.num_servers else "worker"
 
 
 def _carry_out(job: Job, config: DemoConfig, stage: Stage, signals: Signals) -> None:
@@ -214,15 +224,20 @@ def _facts(job: Job, config: DemoConfig) -> view.RunFacts:
     newest = {entry.rank: entry for entry in entries if entry.attempt == attempt}
     killed = {kill.rank for kill in job.kills if kill.attempt == attempt}
     workers = []
-    for rank in range(config.num_workers):
+    for rank in range(config.num_workers + config.num_servers):
         entry = newest.get(rank)
+        name = config.name_of(rank)
+        if rank >= config.num_workers:
+            state = "killed" if rank in killed else "serving" if newest else "starting"
+            workers.append(view.WorkerFacts(name, None, None, state))
+            continue
         if entry is None:
-            workers.append(view.WorkerFacts(rank, 0, None, "starting"))
+            workers.append(view.WorkerFacts(name, 0, None, "starting"))
             continue
         last = entry.trained[-1] if entry.trained else None
         step = last.step if last is not None else entry.restored_step
         state = "killed" if rank in killed else "training"
-        workers.append(view.WorkerFacts(rank, step, last.loss if last is not None else None, state))
+        workers.append(view.WorkerFacts(name, step, last.loss if last is not None else None, state))
     return view.RunFacts(
         workers=workers,
         num_steps=config.num_steps,
@@ -230,6 +245,7 @@ def _facts(job: Job, config: DemoConfig) -> view.RunFacts:
         saved_step=max((save.step for entry in newest.values() for save in entry.saved), default=0),
         recoveries=[recovery_of(kill, job.events(), entries) for kill in job.kills],
         elapsed_s=time.monotonic() - job.began_s,
+        servers=job.servers if config.num_servers else None,
     )
 
 
@@ -239,9 +255,11 @@ def _figures(job: Job) -> RunFigures:
 
 def _outcome(config: DemoConfig, directory: Path, jobs: dict[str, Job], began_s: float) -> Outcome:
     undisturbed, killed = jobs[UNDISTURBED], jobs[KILLED]
-    rows = row_numbers(directory / "clicks")
+    rows, servers = row_numbers(directory / "clicks"), killed.servers
     return Outcome(
         num_workers=config.num_workers,
+        num_servers=config.num_servers,
+        servers=None if servers is None else servers.as_plain(),
         num_rows=config.num_rows,
         num_epochs=NUM_EPOCHS,
         seed=config.seed,
@@ -251,32 +269,45 @@ def _outcome(config: DemoConfig, directory: Path, jobs: dict[str, Job], began_s:
         num_kills_planned=config.num_kills,
         rows=check_rows(killed.entries, rows, num_epochs=NUM_EPOCHS),
         rows_undisturbed=check_rows(undisturbed.entries, rows, num_epochs=NUM_EPOCHS),
-        weights=check_weights(undisturbed.run_directory / "checkpoints", killed.run_directory / "checkpoints"),
+        weights=check_weights(undisturbed.checkpoints, killed.checkpoints),
         duration_s=time.monotonic() - began_s,
     )
 
 
 def _next_steps(config: DemoConfig) -> list[tuple[str, str]]:
     """Return pairs of a purpose and a command that works in this directory."""
-    strata = _program()
+    strata, option = _program(), " --servers" if config.num_servers else ""
     if config.keep is None:
         return [
-            ("Kill three workers", f"{strata} demo --kills 3 --seed 8"),
-            ("Keep data, logs and checkpoints", f"{strata} demo --keep strata-demo"),
-            ("Read the training script; only the lines with ctx are Strata's", f"less {_short(SCRIPT)}"),
-            ("Run your own script; scripts for torchrun start unchanged", f"{strata} run --workers 2 YOUR_SCRIPT.py"),
+            (f"Kill three {_victim(config)}s", f"{strata} demo{option} --kills 3 --seed 8"),
+            ("Keep data, logs and checkpoints", f"{strata} demo{option} --keep strata-demo"),
+            *_read_on(config, strata),
         ]
     directory = _short(config.keep.absolute())
-    checkpoints = f"{directory}/runs/{KILLED}/checkpoints"
-    again = "train.py --data clicks --step-log steps/mine"
+    checkpoints = f"{directory}/checkpoints/{KILLED}" if option else f"{directory}/runs/{KILLED}/checkpoints"
+    again = "--data clicks --step-log steps/mine"
+    if option:
+        command = f"{sys.executable} {SERVERS_SCRIPT.name} --name mine {again}"
+    else:
+        command = f"{_program(Path(directory))} run -w 2 {SCRIPT.name} {again}"
     return [
         ("List the two runs", f"STRATA_RUNS_DIR={directory}/runs {strata} ps"),
         ("Print the output of the workers", f"STRATA_RUNS_DIR={directory}/runs {strata} logs {KILLED}"),
         ("List the last checkpoints", f"{strata} checkpoints ls {checkpoints}"),
         (
-            "Run it again, and kill -9 its workers from another terminal",
-            f"cd {directory} && {_program(Path(directory))} run -w 2 {again}",
+            f"Run it again, and kill -9 its {_victim(config)}s from another terminal",
+            f"cd {directory} && {command}",
         ),
+    ]
+
+
+def _read_on(config: DemoConfig, strata: str) -> list[tuple[str, str]]:
+    if config.num_servers:
+        return [("Read the training script", f"less {_short(SERVERS_SCRIPT)}")]
+    return [
+        ("Read the training script; only the lines with ctx are Strata's", f"less {_short(SCRIPT)}"),
+        ("Run your own script; scripts for torchrun start unchanged", f"{strata} run --workers 2 YOUR_SCRIPT.py"),
+        ("Train with parameter servers, and kill one of them", f"{strata} demo --servers"),
     ]
 
 

@@ -17,12 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from strata.demo.outcome import MAX_NAMED
+from strata.launch.record.view import describe_servers
+from strata.printing import counted, in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
+    from strata.coordinator.state.server_figures import ServerFigures
     from strata.demo.clicks import ClickFiles
     from strata.demo.outcome import Outcome, Recovery, RowsCheck, RunFigures, WeightsCheck
 
@@ -36,11 +39,13 @@ _MAX_BAR = 40
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    rank: int
-    step: int
+    name: str
+    """`rank 0`, or `server 0`."""
+    step: int | None
+    """None for a parameter server."""
     loss: float | None
     state: str
-    """`training`, `starting` or `killed`."""
+    """`training`, `serving`, `starting` or `killed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +58,18 @@ class RunFacts:
     saved_step: int
     recoveries: Sequence[Recovery]
     elapsed_s: float
+    servers: ServerFigures | None = None
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-def title(num_workers: int, num_kills: int) -> Text:
+def title(num_workers: int, num_kills: int, num_servers: int) -> Text:
     kills = "kill one" if num_kills == 1 and num_workers > 1 else f"kill -9 {num_kills} times"
-    workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
+    workers = counted(num_workers, "worker")
+    if num_servers:
+        kills = "kill a server" if num_kills == 1 else f"kill -9 servers {num_kills} times"
+        workers = f"{workers} and {counted(num_servers, 'parameter server')}"
     return Text.assemble(("Strata demo", "bold"), f": train on {workers}, {kills}, lose nothing")
 
 
@@ -92,13 +101,16 @@ def live(facts: RunFacts, width: int) -> RenderableType:
         table.add_column(no_wrap=True)
     bar_width = min(max(width - 50, 10), _MAX_BAR)
     for worker in facts.workers:
-        bar = ProgressBar(facts.num_steps, worker.step, width=bar_width, pulse=False)
-        table.add_row(f"rank {worker.rank}", bar, *_state(worker, facts.num_steps))
+        bar = "" if worker.step is None else ProgressBar(facts.num_steps, worker.step, width=bar_width, pulse=False)
+        table.add_row(worker.name, bar, *_state(worker, facts.num_steps))
     lines: list[RenderableType] = [indented(table)]
+    name_width = max((len(worker.name) for worker in facts.workers), default=0) + 2
+    if facts.servers is not None:
+        lines.append(indented(Text(f"{'tables':<{name_width}}{describe_servers(facts.servers)}")))
     if facts.losses:
         done = min(max(round(bar_width * len(facts.losses) / facts.num_steps), 1), bar_width)
         curve = sparkline(facts.losses, done).ljust(bar_width)  # as wide as the bars above
-        lines.append(indented(Text.assemble("loss    ", (curve, "green"), f"  {facts.losses[-1]:.3f}")))
+        lines.append(indented(Text.assemble("loss".ljust(name_width), (curve, "green"), f"  {facts.losses[-1]:.3f}")))
     lines += [Group(*recovery(each, width)) for each in facts.recoveries]
     saved = f", saved up to step {facts.saved_step}" if facts.saved_step else ""
     lines.append(indented(Text(f"{facts.elapsed_s:.0f} s{saved}", style="dim")))
@@ -110,6 +122,8 @@ def _state(worker: WorkerFacts, num_steps: int) -> tuple[Text, Text]:
         return Text("killed", style="bold red"), Text("")
     if worker.state == "starting":
         return Text("starting", style="yellow"), Text("")
+    if worker.step is None:
+        return Text(worker.state), Text("")
     width = len(str(num_steps))
     loss = "" if worker.loss is None else f"loss {worker.loss:.3f}"
     return Text(f"step {worker.step:>{width}} of {num_steps}"), Text(loss)
@@ -118,7 +132,7 @@ def _state(worker: WorkerFacts, num_steps: int) -> tuple[Text, Text]:
 def progress_line(facts: RunFacts) -> str:
     """Return a line of progress for output that is not a terminal."""
     loss = f", loss {facts.losses[-1]:.3f}" if facts.losses else ""
-    return f"{' ' * INDENT}step {max(worker.step for worker in facts.workers)} of {facts.num_steps}{loss}"
+    return f"{' ' * INDENT}step {max(worker.step or 0 for worker in facts.workers)} of {facts.num_steps}{loss}"
 
 
 def sparkline(numbers: Sequence[float], width: int) -> str:
@@ -155,7 +169,7 @@ def recovery(found: Recovery, width: int) -> list[RenderableType]:
         bar = " " * min(start, bar_width - 1) + "━" * max(end - start, 1)
         table.add_row(what, Text(f"+{at_ms:,.0f} ms", style="bold"), Text(bar, style="yellow"))
         before = at_ms
-    killed = Text.assemble(("kill -9 ", "bold red"), f"rank {found.rank} (pid {found.pid}) after step {found.step}")
+    killed = Text.assemble(("kill -9 ", "bold red"), f"{found.name} (pid {found.pid}) after step {found.step}")
     return [indented(killed), Padding(table, (0, 0, 0, INDENT + 2), expand=False)]
 
 
@@ -191,6 +205,8 @@ def summary(outcome: Outcome) -> RenderableType:
     is_back = len(outcome.recoveries) == outcome.num_kills_planned and all(r.is_complete for r in outcome.recoveries)
     table.add_row(_mark(is_back), "recovered", _describe_recovery(outcome))
     table.add_row("", "steps repeated", _describe_repeated_steps(outcome))
+    if outcome.servers is not None:
+        table.add_row("", "parameter servers", _describe_servers(outcome))
     table.add_row("", "checkpoints", _describe_checkpoints(outcome.killed))
     return indented(table)
 
@@ -234,7 +250,8 @@ def _describe_recovery(outcome: Outcome) -> str:
     if len(times) < len(outcome.recoveries):
         return "the run did not continue after a kill"
     longest = f" (longest of {len(times)})" if len(times) > 1 else ""
-    return f"in {max(times) / 1_000:.2f} s{longest}, from SIGKILL until all workers had finished a step"
+    who = "rank 0" if outcome.num_servers else "all workers"
+    return f"in {max(times) / 1_000:.2f} s{longest}, from SIGKILL until {who} had finished a step"
 
 
 def _describe_repeated_steps(outcome: Outcome) -> str:
@@ -243,6 +260,12 @@ def _describe_repeated_steps(outcome: Outcome) -> str:
         f"{steps} of {outcome.killed.num_steps}: finished before the kill but not yet saved "
         f"({outcome.rows.num_rolled_back:,} rows; each counts once in the final model)"
     )
+
+
+def _describe_servers(outcome: Outcome) -> str:
+    held = outcome.servers or {}
+    size = in_bytes(int(held["bytes"]))
+    return f"{outcome.num_servers} held {held['rows']:,.0f} rows, {size} with optimizer state and index"
 
 
 def _describe_checkpoints(figures: RunFigures) -> str:
@@ -260,10 +283,12 @@ def story(outcome: Outcome) -> RenderableType:
     first = outcome.recoveries[0]
     workers = {1: "it", 2: "both workers"}.get(outcome.num_workers, "all workers")
     source = f"from the checkpoint of step {first.restored_step}" if first.restored_step else "from the beginning"
+    victim, state = "worker", "model, optimizer, random number generators and position in the data"
+    if outcome.num_servers:
+        victim, workers, state = "parameter server", "all processes", f"tables, {state}"
     text = Text(
-        f"A worker was killed without warning. Strata restarted {workers} {source}: model, optimizer, random number "
-        "generators and position in the data. No row was lost or counted twice, and the final model is exactly the one "
-        "of the undisturbed run."
+        f"A {victim} was killed without warning. Strata restarted {workers} {source}: {state}. No row was lost or "
+        "counted twice, and the final model is exactly the one of the undisturbed run."
     )
     return indented(text)
 

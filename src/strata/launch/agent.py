@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from strata.clock import Clock, SystemClock
+from strata.coordinator.state import server_figures
 from strata.errors import StrataError
 from strata.identity import Identity
 from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, WorkerSpec
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from strata.coordinator.client import AsyncCoordinatorClient
     from strata.coordinator.state.events import CheckpointRecord
+    from strata.coordinator.state.server_figures import ServerFigures
     from strata.coordinator.state.views import WorkerInfo
     from strata.launch.nodes.base import Nodes
     from strata.launch.record.directory import RunDirectory
@@ -96,6 +98,7 @@ class Agent:
             spec.grace_s,
             spec.min_wait_s,
             room=nodes.room,
+            num_servers=spec.num_servers,
             attempt=last_attempt,
             step=last_step,
         )
@@ -232,6 +235,10 @@ class Agent:
         self._set_only()
         if workers:
             self.supervisor.joined()
+        for rank, worker in by_rank.items():
+            server = server_figures.number_of(worker.metrics)
+            if server is not None:  # the servers are the last ranks
+                self.supervisor.num_servers = self.supervisor.world_size - (rank - server)
         for worker in workers:
             if worker.state == "TRAINING":
                 self.supervisor.advanced(worker.step)
@@ -289,7 +296,8 @@ class Agent:
                 coordinator=self._coordinator,
                 checkpoints=self._spec.checkpoints,
                 max_restarts=self._spec.max_restarts,
-            )
+            ),
+            num_servers=self._spec.num_servers,
         )
         if self.supervisor.phase is Phase.STOPPING and self.supervisor.attempt == attempt:
             await self._ask_to_stop(self._stop_reason)  # requested before any worker could receive it
@@ -367,6 +375,8 @@ class Agent:
             "state": self.finish.outcome if self.finish is not None else STATES[supervisor.phase],
             "attempt": max(supervisor.attempt, 0),
             "world_size": supervisor.world_size,
+            "num_servers": supervisor.num_servers,
+            "servers": self._server_figures(),
             "only_workers": supervisor.only,
             "num_restarts": supervisor.num_restarts,
             "step": supervisor.step,
@@ -379,6 +389,15 @@ class Agent:
             self._status = msgspec.structs.replace(made, updated_at_s=self._clock.wall_s())
             self._directory.write_status(self._status)
 
+    def _server_figures(self) -> ServerFigures | None:
+        """Return what the servers report, together; between attempts and at the end, the last values without rates."""
+        each = (server_figures.figures_of(worker.metrics) for worker in self._observed.workers.values())
+        found = server_figures.total(one for one in each if one is not None)
+        if found is not None and self.finish is None:
+            return found
+        last = found or self._status.servers
+        return None if last is None else last.without_rates()
+
     def _show(self) -> None:
         self._write_status()
         supervisor = self.supervisor
@@ -388,10 +407,11 @@ class Agent:
                 phase=supervisor.phase.value if self.finish is None else self.finish.outcome,
                 attempt=max(supervisor.attempt, 0),
                 world_size=supervisor.world_size,
+                num_servers=supervisor.num_servers,
                 num_restarts=supervisor.num_restarts,
                 max_restarts=self._spec.max_restarts,
                 elapsed_s=self._now_s() - self._began_s,
-                workers=[_view_of(rank, worker) for rank, worker in sorted(self._observed.workers.items())],
+                workers=[WorkerView.of(rank, worker) for rank, worker in sorted(self._observed.workers.items())],
                 checkpoint=self._describe_checkpoint(),
                 last_event=self._last_event,
                 directory=str(self._directory.path),
@@ -419,14 +439,3 @@ class Agent:
 
 def _rank_of(worker: WorkerInfo) -> int:
     return worker.rank if worker.launch_rank is None else worker.launch_rank
-
-
-def _view_of(rank: int, worker: WorkerInfo) -> WorkerView:
-    return WorkerView(
-        rank=rank,
-        state=worker.state,
-        step=worker.step,
-        epoch=worker.epoch,
-        metrics={name: value for name, value in worker.metrics.items() if not METRICS.is_ours(name)},
-        silent_s=worker.silent_s,
-    )

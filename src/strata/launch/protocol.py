@@ -52,7 +52,8 @@ class WorkerExit:
         return any(sign in self.last_words for sign in _ECHOES)
 
     @property
-    def description(self) -> str:
+    def how(self) -> str:
+        """How the process ended, and its last words."""
         if self.code >= 0:
             how = f"exit code {self.code}"
         else:
@@ -60,7 +61,7 @@ class WorkerExit:
                 how = f"killed by {signal.Signals(-self.code).name}"
             except ValueError:
                 how = f"killed by signal {-self.code}"
-        return f"rank {self.rank}: {how}" + (f": {self.last_words}" if self.last_words else "")
+        return how + (f": {self.last_words}" if self.last_words else "")
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -77,6 +77,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     is_module: bool = False
     workers: Size = Size(1, 1)
+    """Processes, with the parameter servers."""
+    num_servers: int = 0
+    """How many of them are parameter servers, if that is known before they start."""
     directory: str
     """Working directory of the script."""
     checkpoints: str

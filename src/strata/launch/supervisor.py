@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from strata.errors import ConfigError
+from strata.identity import process_counts, process_name
 from strata.launch.environment import STOPPED
 from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.spec import ANY_NUMBER, PER_RANK, not_divisible
@@ -127,6 +128,8 @@ class Supervisor:
     attempt: int = -1
     world_size: int = 0
     """World size of this attempt."""
+    num_servers: int = 0
+    """Parameter servers among the last ranks, as far as known."""
     wanted: int = 0
     """Number of workers wanted for the next attempt."""
     running: set[int] = field(default_factory=set)
@@ -201,7 +204,7 @@ class Supervisor:
         is_meant = obeyed or event.rank in self._ended
         if event.is_failure and not is_meant and self.phase in (Phase.RUNNING, Phase.STOPPING) and self.cause is None:
             self.cause = self._with_reason(event)
-            actions.append(self._note("failed", self.cause.description, rank=event.rank))
+            actions.append(self._note("failed", self._describe(self.cause), rank=event.rank))
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.ENDING
             if self.running:
@@ -220,7 +223,7 @@ class Supervisor:
         if self.phase is not Phase.RUNNING or not found:
             return []
         self._hung.update(dict.fromkeys(found, f"no step for {silent_s:.0f} s"))
-        text = f"no step for {silent_s:.0f} s on {_name_ranks(found)}; see the stacks in the logs"
+        text = f"no step for {silent_s:.0f} s on {self._names(found)}; see the stacks in the logs"
         return [self._note("hung", text), DumpStacks(self.attempt, tuple(found)), self._kill(found)]
 
     def stop(self, reason: str, *, now_s: float, is_now: bool = False) -> list[Action]:
@@ -290,7 +293,7 @@ class Supervisor:
             self._kill_again_s = now_s + KILL_AGAIN_S
         if now_s < self._kill_again_s:
             return []
-        text = f"{_name_ranks(left)} did not exit within {KILL_AGAIN_S:g} s of being killed; killing again"
+        text = f"{self._names(left)} did not exit within {KILL_AGAIN_S:g} s of being killed; killing again"
         return [self._note("ending", text), self._kill(left)]
 
     def _ask(self, note: Note, reason: str, now_s: float) -> list[Action]:
@@ -338,7 +341,8 @@ class Supervisor:
             fewer = f", not {self.wanted}: {PER_RANK}"
         elif world_size < self.wanted:
             fewer = f", not {self.wanted}: no more can be placed"
-        note = self._note("started", f"attempt {self.attempt} with {counted(world_size, 'worker')}{fewer}")
+        crew = process_counts(world_size, self.num_servers)
+        note = self._note("started", f"attempt {self.attempt} with {crew}{fewer}")
         return [note, StartAttempt(self.attempt, world_size)]
 
     @property
@@ -360,7 +364,8 @@ class Supervisor:
         self._deadline_s = float("inf")
         is_done = all(each.code == 0 for each in self._exits.values())
         if is_done and not self._signalled:  # even if they were asked to stop a moment before
-            return self._finish("done", f"{counted(self.world_size, 'worker is', 'workers are')} done")
+            num_workers = self.world_size - self.num_servers
+            return self._finish("done", f"{counted(num_workers, 'worker is', 'workers are')} done")
         notes = self._find_cause()
         if self._is_stop_wanted:
             return [*notes, *self._finish("stopped", self._describe_stop())]
@@ -377,19 +382,19 @@ class Supervisor:
         for event in self._exits.values():
             if event.is_failure and not event.is_echo and event.code != -signal.SIGKILL:  # that may be our own kill
                 self.cause = self._with_reason(event)
-                return [self._note("cause", self.cause.description, rank=event.rank)]
+                return [self._note("cause", self._describe(self.cause), rank=event.rank)]
         return []
 
     def _failed(self, cause: WorkerExit, now_s: float) -> list[Action]:
         self._num_idle = self._num_idle + 1 if self._attempt_step is None else 0
         self._history.append(_Failure(cause.rank, cause.code, cause.last_words, self.saved_step, self._attempt_step))
         if self._is_programming_error(cause, now_s):
-            return self._finish("failed", f"{cause.description} (not retried: it would fail the same way)")
+            return self._finish("failed", f"{self._describe(cause)} (not retried: it would fail the same way)")
         if self._is_input_at_fault():
-            return self._finish("failed", f"{cause.description} ({MAX_ALIKE} times in a row at the same step)")
+            return self._finish("failed", f"{self._describe(cause)} ({MAX_ALIKE} times in a row at the same step)")
         if self.num_restarts == self.max_restarts:
             used = f"all {counted(self.max_restarts, 'restart')} used" if self.max_restarts else "no restarts allowed"
-            return self._finish("failed", f"{cause.description} ({used})")
+            return self._finish("failed", f"{self._describe(cause)} ({used})")
         self.num_restarts += 1
         pause_s = min(FIRST_PAUSE_S * 2 ** (self._num_idle - 1), LONGEST_PAUSE_S) if self._num_idle else 0.0
         if not pause_s:
@@ -412,6 +417,18 @@ class Supervisor:
         steps = [each.step for each in last if each.step is not None]
         return not steps or max(steps) - min(steps) <= 2 * self._stride
 
+    def _describe(self, event: WorkerExit) -> str:
+        return f"{self._name(event.rank)}: {event.how}"
+
+    def _name(self, rank: int) -> str:
+        return process_name(rank, world_size=self.world_size, num_servers=self.num_servers)
+
+    def _names(self, ranks: Iterable[int]) -> str:
+        """Return `ranks 0, 1, server 0`."""
+        found = [self._name(rank) for rank in sorted(ranks)]
+        num_ranks = sum(each.startswith("rank ") for each in found)
+        return ", ".join(found) if num_ranks < 2 else f"ranks {', '.join(each.removeprefix('rank ') for each in found)}"
+
     def _with_reason(self, event: WorkerExit) -> WorkerExit:
         """Return the exit of a hung worker, which we have killed, with the reason for the kill."""
         return replace(event, last_words=self._hung.get(event.rank, event.last_words))
@@ -419,7 +436,7 @@ class Supervisor:
     def _describe_stop(self) -> str:
         codes = [each.code for each in self._exits.values()]
         if self.cause is not None:
-            return f"{self._stop_reason}; no checkpoint was saved: {self.cause.description}"
+            return f"{self._stop_reason}; no checkpoint was saved: {self._describe(self.cause)}"
         if all(code in (0, STOPPED) for code in codes):
             is_saved = not self._signalled or all(code == STOPPED for code in codes)
             return f"{self._stop_reason}; the workers {'have saved' if is_saved else 'exited on request'}"
@@ -431,11 +448,6 @@ class Supervisor:
     def _finish(self, outcome: Outcome, reason: str) -> list[Action]:
         self.phase = Phase.OVER
         return [Finish(outcome, reason)]
-
-
-def _name_ranks(ranks: Iterable[int]) -> str:
-    names = sorted(ranks)
-    return f"rank{'s' if len(names) > 1 else ''} {', '.join(map(str, names))}"
 
 
 # -- programming errors ------------------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from concurrent.futures import Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
+from strata.coordinator.state.server_figures import ServerFigures
 from strata.errors import StrataError
 from strata.servers import protocol
 from strata.servers.placement import Placement
@@ -146,6 +148,24 @@ class ServersClient:
         """Let the servers take part in what all workers do now."""
         buffers = [np.frombuffer(payload, np.uint8)]
         return _all_of([link.ask(protocol.Note(0, kind, step), buffers) for link in self._links])
+
+    def figures(self, timeout_s: float) -> list[ServerFigures]:
+        """Return what each server has measured.
+
+        Raises:
+            ConnectionLost, StrataError: A server is lost, does not answer in time, or answers with something else.
+        """
+        asked = [(link.name, link.ask(protocol.Measure(0))) for link in self._links]
+        found = []
+        for name, answer in asked:
+            try:
+                (buffer,) = answer.result(timeout_s)[1]
+                found.append(msgspec.json.decode(buffer.tobytes(), type=ServerFigures))
+            except TimeoutError:
+                raise ConnectionLost(f"parameter server {name} has not answered within {timeout_s:g} s") from None
+            except (ValueError, msgspec.MsgspecError) as error:
+                raise StrataError(f"parameter server {name} has returned malformed figures: {error}") from None
+        return found
 
 
 class _Part:

@@ -38,6 +38,11 @@ class Clocks:
     def slowest(self) -> int:
         return min(self._completed)
 
+    @property
+    def spread(self) -> int:
+        """Steps between the fastest and the slowest worker."""
+        return max(self._completed) - min(self._completed)
+
     def of(self, rank: int) -> int:
         """Return how many steps this worker has pushed."""
         return self._completed[rank]

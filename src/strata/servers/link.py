@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal
 
+from strata.coordinator.state.server_figures import total
 from strata.errors import StrataError
 from strata.servers.client import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, ServersClient
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
+    from strata.coordinator.state.server_figures import ServerFigures
     from strata.servers.client import Pulled
     from strata.servers.clocks import Push
     from strata.servers.process import PartSpec
@@ -125,6 +127,18 @@ class WorkerLink:
         """The run is over: the servers return this result."""
         self._notify("done", step, result)
         self.wait()
+
+    def figures(self) -> list[ServerFigures]:
+        """Return what each server has measured, with the pushes of this worker.
+
+        Raises:
+            StrataError: A server is lost, has refused a push, or does not answer in time.
+        """
+        self._connect()
+        self.wait()
+        by_part = [client.figures(WAIT_S) for client in self._clients.values()]
+        found = (total(own) for own in zip(*by_part, strict=True))
+        return [each for each in found if each is not None]
 
     def wait(self) -> None:
         """Wait until the servers have applied all pushes.

@@ -20,6 +20,7 @@ from strata.scratch import Scratch
 from strata.servers.client import NUM_PULLS
 from strata.servers.cold_file import ColdFiles
 from strata.servers.endpoint import TOPIC, Endpoint, Security, address_towards, node_of
+from strata.servers.meter import Meter
 from strata.servers.placement import Placement
 from strata.servers.server import Server
 from strata.servers.state import ServerState
@@ -113,6 +114,7 @@ def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[
             certificate=security.certificate,
             token=security.published_token,
         )
+        ctx.watch(Meter(list(servers.values())).read)
         ctx.membership.publish(TOPIC, endpoint.encode())
         return _follow(ctx, tables, list(servers.values()), notes)
 

@@ -61,6 +61,12 @@ class Note(msgspec.Struct, tag=True, array_like=True):
     step: int
 
 
+class Measure(msgspec.Struct, tag=True, array_like=True):
+    """Asks for the figures of a server; the answer has one buffer, with JSON."""
+
+    id: int
+
+
 class Answer(msgspec.Struct, tag=True, array_like=True):
     """To the request with this id. Buffers: rows of each table of a pull, unless they were written into its room."""
 
@@ -72,9 +78,9 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     reason: str = ""
 
 
-Request: TypeAlias = Join | Pull | Push | Note
+Request: TypeAlias = Join | Pull | Push | Note | Measure
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Join | Pull | Push | Note)
+_requests = msgspec.msgpack.Decoder(Join | Pull | Push | Note | Measure)
 _answers = msgspec.msgpack.Decoder(Answer)
 
 

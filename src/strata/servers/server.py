@@ -12,6 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+import numpy as np
+
+from strata.coordinator.state.server_figures import ServerFigures
 from strata.errors import InvalidArgument, StrataError
 from strata.servers import protocol
 from strata.servers.clocks import Push
@@ -75,6 +79,8 @@ class Server:
         self._num_joined = 0
         self._replies: list[_Reply] = []
         """Answers that the state has given, and that are not sent yet."""
+        self.num_pulls = 0
+        self.num_pushes = 0
         self.num_pulled_rows = 0
         self.num_pushed_rows = 0
         self._bulk: list[BulkServer] = []
@@ -98,6 +104,23 @@ class Server:
     def num_joined(self) -> int:
         """Workers that are connected."""
         return self._num_joined
+
+    def figures(self) -> ServerFigures:
+        """Return what was measured, without rates."""
+        with self._lock:
+            return self._figures()
+
+    def _figures(self) -> ServerFigures:
+        tables = list(self.state.tables.values())
+        in_files = [table for table in tables if table.spec.file_bytes]
+        return ServerFigures(
+            rows=sum(map(len, tables)),
+            bytes=sum(table.num_bytes for table in tables),
+            evicted=sum(table.num_evicted for table in tables),
+            staleness=self.state.clocks.spread,
+            hits=sum(table.num_hits for table in in_files) if in_files else None,
+            misses=sum(table.num_misses for table in in_files) if in_files else None,
+        )
 
     def wait_for_step(self, step: int, timeout_s: float) -> None:
         """Wait until all workers have pushed this step. No later push is applied if they all save after it.
@@ -171,6 +194,9 @@ class Server:
             self._pull(connection, fence, request, message)
         elif isinstance(request, protocol.Push):
             self._push_or_hold(_Held(connection, fence, request, message))
+        elif isinstance(request, protocol.Measure):
+            encoded = msgspec.json.encode(self._figures())
+            self._replies.append(_Reply(connection, protocol.Answer(request.id), [np.frombuffer(encoded, np.uint8)]))
         else:
             self._replies.append(_Reply(connection, protocol.Answer(request.id), []))
         return fence
@@ -195,6 +221,7 @@ class Server:
         room: dict[str, Rows] = {}
         for name, buffer in zip(request.tables, message.buffers[num:], strict=False):
             room[name] = protocol.rows_in(buffer, len(wanted[name]), self.state.width_of(name))
+        self.num_pulls += 1
         self.num_pulled_rows += sum(map(len, wanted.values()))
 
         def answer(rows: dict[str, Rows]) -> None:
@@ -210,6 +237,7 @@ class Server:
             raise InvalidArgument(
                 f"a push to {len(request.tables)} tables has {len(message.buffers)} buffers", field="buffers"
             )
+        self.num_pushes += 1
         gradients = {}
         for number, name in enumerate(request.tables):
             keys = protocol.keys_in(message.buffers[2 * number])

@@ -41,7 +41,7 @@ from strata.train.metrics import Gauges
 from strata.train.roles import SAVED_SERVERS, Roles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from strata.checkpoint import CheckpointMetadata, Save
@@ -108,6 +108,8 @@ class Context:
         self._loaders = Loaders(identity.world_size)
         self._restored: tuple[int, Mapping[str, Any]] | None = None
         """Restored step, and our own part of its checkpoint."""
+        self.last_save: Save | None = None
+        """The save that was started last."""
         self._has_saved = False
         self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
         """Arguments of the last `maybe_checkpoint`, if it did not save."""
@@ -143,7 +145,9 @@ class Context:
         """
         self.roles = Roles.of(self.identity, num_servers)
         if num_servers:
-            if not self.roles.is_server:
+            if self.roles.is_server:
+                self._gauges.server = self.roles.server
+            else:
                 self.identity = self.roles.among_workers(self.identity)
             self._loaders = Loaders(self.roles.num_workers)
         return self.roles
@@ -353,6 +357,10 @@ class Context:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
 
+    def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
+        """Report the metrics that `gauges` returns, too. Another thread calls it about once a second."""
+        self._gauges.add(gauges)
+
     def checkpoint(
         self,
         state: Mapping[str, Any],
@@ -386,7 +394,7 @@ class Context:
             replicas=self.roles.num_workers,
             **arguments,
         )
-        self._gauges.save = save
+        self._gauges.save = self.last_save = save
         return save
 
     def maybe_checkpoint(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from strata.clock import Clock, SystemClock
 from strata.coordinator.state import limits
+from strata.coordinator.state.server_figures import SERVER
 from strata.errors import InvalidArgument
 from strata.launch.environment import METRICS, NOT_SAVING
 
@@ -37,20 +38,27 @@ class SaveProgress(Protocol):
 
 
 class Gauges:
-    """Row rate and save progress. The training thread adds the sources, another thread reads them."""
+    """Row rate, save progress and what others measure. The training thread adds the sources, another reads them."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.save: SaveProgress | None = None
         """The save that was started last."""
         self.are_loaders_per_rank = False
         """Whether a loader's state is per rank."""
+        self.server: int | None = None
+        """Number of this parameter server; None on a worker."""
+        self._sources: list[Callable[[], Mapping[str, float]]] = []
         self._now_s = (clock or SystemClock()).monotonic_s
         self._count_rows: list[Callable[[], int]] = []
-        self._rows = _Rate()
+        self._rows = Rate()
 
     def add_rows(self, count: Callable[[], int]) -> None:
         """Add a loader; `count` returns the number of rows that it has delivered."""
         self._count_rows.append(count)
+
+    def add(self, source: Callable[[], Mapping[str, float]]) -> None:
+        """Add a source of metrics; another thread calls it."""
+        self._sources.append(source)
 
     def read(self) -> dict[str, float]:
         """Return the metrics for a heartbeat."""
@@ -60,6 +68,10 @@ class Gauges:
             found = {METRICS.saving_step: float(save.step), METRICS.saving_fraction: save.progress}
         if self.are_loaders_per_rank:
             found[METRICS.per_rank] = 1.0
+        if self.server is not None:
+            found[SERVER] = float(self.server)
+        for source in tuple(self._sources):
+            found |= source()
         if self._count_rows:
             per_s = self._rows.after(sum(count() for count in tuple(self._count_rows)), self._now_s())
             if per_s is not None:
@@ -67,7 +79,7 @@ class Gauges:
         return found
 
 
-class _Rate:
+class Rate:
     """The rate of a growing number. One that was reset starts anew."""
 
     def __init__(self) -> None:

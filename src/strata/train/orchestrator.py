@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from strata.clock import SystemClock
 from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import ConfigError, RunFailed, StaleIncarnation, UnknownWorker
-from strata.lifecycle import Home
+from strata.lifecycle import Home, interrupted
 from strata.train import function as remote_function
 
 if TYPE_CHECKING:
@@ -338,18 +338,22 @@ def run_call(
     *,
     workers: int | str,
     engine: str,
+    servers: int = 0,
     name: str = "",
     max_restarts: int = 3,
     checkpoints: str = "",
     logs: str = "auto",
 ) -> list[Any]:
-    """Make a call on workers; `TrainingOrchestrator.run` documents the arguments and errors."""
+    """Make a call on workers, and on parameter servers as the last ranks; `TrainingOrchestrator.run` documents the
+    other arguments and the errors.
+    """
     from strata.launch.record.log import parse_which  # noqa: PLC0415
 
     which = parse_which(logs)
     directory = _prepare(
         call,
         workers=workers,
+        servers=servers,
         engine=_check_engine(engine),
         name=name,
         max_restarts=max_restarts,
@@ -398,6 +402,7 @@ def _prepare(
     call: remote_function.Call,
     *,
     workers: int | str,
+    servers: int,
     engine: Literal["local", "ray"],
     name: str,
     max_restarts: int,
@@ -414,7 +419,8 @@ def _prepare(
         script=CALLED,
         arguments=(str(place / "call" / remote_function.FUNCTION),),
         is_module=True,
-        workers=Size.parse(str(workers)),
+        workers=Size.parse(str(workers)).plus(servers),
+        num_servers=servers,
         directory=str(Path.cwd()),
         checkpoints=run_directory.checkpoints_at(checkpoints, place),
         max_restarts=max_restarts,
@@ -538,7 +544,7 @@ def _failure(directory: RunDirectory, finish: Finish) -> BaseException:
     from strata.launch.record.log import NUM_LAST_LINES, last_lines  # noqa: PLC0415
 
     if finish.outcome == "stopped" and finish.reason.startswith("Ctrl-C"):
-        return KeyboardInterrupt(f"run {directory.name}: {finish.reason}")
+        return interrupted(f"run {directory.name}: {finish.reason}")
     lines = [f"run {directory.name} {finish.outcome}: {finish.reason}"]
     log = directory.first_failure() if finish.outcome == "failed" else None
     if log is not None:

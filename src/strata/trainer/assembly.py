@@ -61,7 +61,7 @@ def build(trainer: Trainer, config: FitConfig, ctx: Context) -> Parts:
     valid = None
     if config.valid is not None:
         rated = _of_validation(config)
-        valid = _open(config.valid, trainer, rated, _decide_binding(trainer, rated), ranks, shuffle=False)
+        valid = _open(config.valid, trainer, rated, _decide_binding(trainer, rated, ranks), ranks, shuffle=False)
     return Parts(
         trainer=trainer,
         config=config,
@@ -114,7 +114,7 @@ def build_evaluator(
     """Build what evaluation and prediction need: the evaluator, and the loader of `config.train`."""
     if trainer.settings.precision == "fp16" and device.type == "cpu":
         raise ConfigError("precision='fp16' needs an accelerator; use 'bf16' or 'fp32' on a CPU", field="precision")
-    binding = _decide_binding(trainer, config, needs_target=needs_target)
+    binding = _decide_binding(trainer, config, ranks, needs_target=needs_target)
     _move(trainer.module, device)
     trainer.objective.to(device)
     splitter = Splitter(
@@ -187,13 +187,15 @@ def _require_rows(source: Any) -> None:
         raise InvalidArgument("the dataset has no rows; check what it was made from", field="data")
 
 
-def _decide_binding(trainer: Trainer, config: FitConfig, *, needs_target: bool = True) -> Binding | None:
+def _decide_binding(
+    trainer: Trainer, config: FitConfig, ranks: Identity | None = None, *, needs_target: bool = True
+) -> Binding | None:
     """Return how batches are passed to the module, if the data reveal their columns before the first batch.
 
     Raises:
         InvalidArgument: The label or an input is not a column.
     """
-    columns = sources.column_names(config.train, config.data_options)
+    columns = sources.column_names(config.train, config.data_options, ranks)
     if columns is None:
         return None
     labels = label_names(config.label)

@@ -105,7 +105,8 @@ class Launched:
             Call(
                 _launched_worker, (work, arguments, saving, self.servers), {}, max_bytes=MAX_CALL_BYTES, preload=PRELOAD
             ),
-            workers=str(Size.parse(str(self.workers)).plus(self.servers)),
+            workers=self.workers,
+            servers=self.servers,
             engine=self.engine,
             name=self.name,
             max_restarts=self.max_restarts,

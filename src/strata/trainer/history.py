@@ -133,6 +133,10 @@ class Result:
     timings: dict[str, float]
     """Seconds: `start_s` until the first step, `train_s`, `valid_s`, `total_s`."""
     stop_reason: str = ""
+    servers: list[dict[str, float]] = field(default_factory=list)
+    """For each parameter server at the end: `rows`, `bytes` of memory, `evicted` rows; and if a table has rows in a
+    file, `hits`, `misses` and their `hit_rate`.
+    """
 
     @property
     def metrics(self) -> dict[str, float]:

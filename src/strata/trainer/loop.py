@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import StrataError
+from strata.lifecycle import interrupted
 from strata.trainer.callbacks import StepInfo
 from strata.trainer.diagnosis import OF_MODULES, explain
 from strata.trainer.evaluation import summed
@@ -122,7 +123,7 @@ class Loop:
     def end_if_interrupted(self) -> None:
         if self.is_interrupted:
             self.save()
-            raise KeyboardInterrupt(f"saved step {self.ctx.step}; continue with fit(…, resume=True)")
+            raise interrupted(f"saved step {self.ctx.step}; continue with fit(…, resume=True)")
 
     @property
     def is_cut(self) -> bool:

@@ -262,6 +262,12 @@ def run_server(ctx: Context, trainer: Trainer) -> Result:
     return decode_result(serve(ctx, planned.parts, planned.values()), ctx)
 
 
+def figures(ctx: Context) -> list[dict[str, float]]:
+    """Return what each server of a fit has measured; nothing without servers."""
+    link: Any = ctx.companion
+    return [] if link is None else [each.without_rates().as_plain() for each in link.figures()]
+
+
 def finish(ctx: Context, result: Result) -> None:
     """Let the servers return the result of the workers, which rank 0 sends."""
     link: Any = ctx.companion
@@ -271,7 +277,7 @@ def finish(ctx: Context, result: Result) -> None:
         ctx.companion = None
 
 
-_SENT = ("history", "steps", "best_epoch", "monitor", "checkpoints", "timings", "stop_reason")
+_SENT = ("history", "steps", "best_epoch", "monitor", "checkpoints", "timings", "stop_reason", "servers")
 
 
 def decode_result(payload: bytes, ctx: Context) -> Result:

@@ -162,8 +162,10 @@ def list_stream(path: str, options: Mapping[str, Any]) -> dict[str, Listed]:
     return list_files(path, **{name: options[name] for name in _OF_LISTINGS if name in options})
 
 
-def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
+def column_names(source: Any, options: Mapping[str, Any], ranks: Identity | None = None) -> list[str] | None:
     """Return the names of the columns without reading rows of files; None if batches have no names or are unknown.
+
+    `ranks`: this worker among those that read; without it, the loader looks for it.
 
     Raises:
         NoData, DataError, StorageError: The files cannot be planned.
@@ -174,6 +176,8 @@ def column_names(source: Any, options: Mapping[str, Any]) -> list[str] | None:
         from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
 
         planned = {name: value for name, value in options.items() if name not in ("columns", "num_workers")}
+        if ranks is not None:
+            planned |= {"rank": ranks.rank, "num_ranks": ranks.world_size}
         _, dataset = StructuredDataset.create_dataloader(source, **{**planned, "output_format": "arrow"})
         return list(dataset.plan.columns)
     if isinstance(source, ArrayRows):

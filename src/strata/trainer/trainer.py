@@ -37,6 +37,7 @@ from strata.trainer.strategy import AllReduce, ServerStrategy, num_servers
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from strata.train.context import Context
     from strata.trainer.batches import Batch
     from strata.trainer.callbacks import Callback
     from strata.trainer.config import Every, Label, OnNan, Precision
@@ -183,6 +184,8 @@ class Trainer:
         self.name = name
         self.max_restarts = max_restarts
         self.logs = logs
+        self.context: Context | None = None
+        """During a fit on this rank: its step, rank and attempt, for a `training_step` of yours."""
         self.result: Result | None = None
         """Of the last fit."""
         self._last_fit: FitConfig | None = None

@@ -62,7 +62,7 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
             parts.history.stop_reason = ""  # the user wants to go on
         with contextlib.closing(parts.callbacks):
             parts.callbacks.on_start(_run_info(parts, ctx))
-            with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
+            with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)), _known_to(trainer, ctx):
                 loop.run()
             ctx.checkpoints.wait()
             result = _result(loop, ctx, config.started_s or began_s)
@@ -72,18 +72,29 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
     return result
 
 
+@contextlib.contextmanager
+def _known_to(trainer: Trainer, ctx: Context) -> Iterator[None]:
+    trainer.context = ctx
+    try:
+        yield
+    finally:
+        trainer.context = None  # it cannot be pickled, and a fit is over
+
+
 def _result(loop: Loop, ctx: Context, began_s: float) -> Result:
     history = loop.parts.history
+    best, servers = _summary(ctx, history)
     first_s, now_s = loop.first_step_s or time.time(), time.time()
     return Result(
         history=history.rows,
         steps=ctx.step,
         best_epoch=history.best_epoch,
         monitor=history.monitor,
-        best=_best(ctx, history),
+        best=best,
         checkpoints=ctx.checkpoints.place,
         timings={"start_s": first_s - began_s, **loop.seconds, "total_s": now_s - began_s},
         stop_reason=loop.stop_reason,
+        servers=servers,
     )
 
 
@@ -181,16 +192,19 @@ class _Averaged:
         self.state = state["ema"]
 
 
-def _best(ctx: Context, history: History) -> CheckpointMetadata | None:
-    """Return the checkpoint of the best epoch, or the last one if epochs are not compared. All ranks return the same:
-    one that lists the checkpoints itself may still see some that rank 0 is about to remove.
+def _summary(ctx: Context, history: History) -> tuple[CheckpointMetadata | None, list[dict[str, float]]]:
+    """Return the checkpoint of the best epoch, or the last one if epochs are not compared; and the figures of the
+    servers. All ranks return what rank 0 finds: one that lists the checkpoints itself may still see some that rank 0 is
+    about to remove, and servers still serve the others.
     """
     own = _listed_best(ctx, history) if ctx.rank == 0 else None
+    servers = serving.figures(ctx) if ctx.rank == 0 else []
     if ctx.world_size == 1:
-        return own
-    encoded = torch.tensor(list(("" if own is None else own.id).encode()), dtype=torch.uint8)
-    chosen = bytes(gather_states([{"id": encoded}])[0][0]["id"].tolist()).decode()
-    return own or next((each for each in ctx.checkpoints.list() if each.id == chosen), None)
+        return own, servers
+    encoded = msgspec.json.encode(["" if own is None else own.id, servers])
+    gathered = gather_states([{"found": torch.frombuffer(bytearray(encoded), dtype=torch.uint8)}])
+    chosen, servers = msgspec.json.decode(bytes(gathered[0][0]["found"].tolist()))
+    return own or next((each for each in ctx.checkpoints.list() if each.id == chosen), None), servers
 
 
 def _listed_best(ctx: Context, history: History) -> CheckpointMetadata | None:

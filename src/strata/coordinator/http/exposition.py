@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from strata._version import __version__
 from strata.coordinator.serve.metrics import EXPIRY_CAUSES
+from strata.coordinator.state.server_figures import SERVER, figures_of, total
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -166,6 +167,7 @@ class _Scrape(Collector):
         )
         generations = GaugeMetricFamily("strata_generation", "The current generation, same jobs.", labels=("job",))
         by_size = sorted(self.jobs, key=lambda job: -len(job.membership.members))
+        servers = _Servers()
         others: Counter[str] = Counter()
         for place, job in enumerate(by_size):
             states: Counter[str] = Counter(member.state for member in job.membership.members.values())
@@ -173,12 +175,51 @@ class _Scrape(Collector):
                 others += states
                 continue
             generations.add_metric((job.job_id,), job.announced[0])
+            servers.add(job)
             for state, num in sorted(states.items()):
                 workers.add_metric((job.job_id, state), num)
         for state, num in sorted(others.items()):
             workers.add_metric((OTHER_JOBS, state), num)
         yield workers
         yield generations
+        yield from servers.families
+
+
+class _Servers:
+    """The parameter servers of jobs, as they report themselves."""
+
+    def __init__(self) -> None:
+        self._num = GaugeMetricFamily("strata_servers", "Parameter servers, same jobs.", labels=("job",))
+        texts = {
+            "rows": "Rows of the tables of all servers of a job.",
+            "bytes": "Memory of the tables of all servers of a job.",
+            "evicted": "Rows evicted since the servers started.",
+            "pulls_per_s": "Pulls per second, at all servers of a job.",
+            "pushes_per_s": "Pushes per second, at all servers of a job.",
+            "staleness": "Steps between the fastest and the slowest worker.",
+            "hits": "Rows pulled from memory, of tables of which a part is in a file.",
+            "misses": "Rows pulled from files.",
+        }
+        self._by_figure = {
+            name: GaugeMetricFamily(f"strata_server_{name}", text, labels=("job",)) for name, text in texts.items()
+        }
+
+    def add(self, job: Job) -> None:
+        reported = [
+            {name: series.last for name, series in member.metrics.items()}
+            for member in job.membership.members.values()
+            if SERVER in member.metrics
+        ]
+        if not reported:
+            return
+        self._num.add_metric((job.job_id,), len(reported))
+        found = total(each for each in map(figures_of, reported) if each is not None)
+        for name, value in ({} if found is None else found.as_metrics()).items():
+            self._by_figure[name].add_metric((job.job_id,), value)
+
+    @property
+    def families(self) -> list[Metric]:
+        return [self._num, *self._by_figure.values()]
 
 
 def _counter(name: str, help_text: str, value: float) -> Metric:

@@ -111,9 +111,12 @@ class Seat(NamedTuple):
     """Number of the machine, in the order of the first ranks."""
 
 
-def lay_out(world_size: int, nodes: Sequence[tuple[str, int]]) -> list[Seat]:
+def lay_out(world_size: int, nodes: Sequence[tuple[str, int]], *, num_servers: int = 0) -> list[Seat]:
     """Distribute ranks over nodes, each given as host and slots: consecutive ranks together, and as evenly as the
     slots allow. Return fewer seats than asked for if there are not enough slots.
+
+    The last `num_servers` ranks are spread over the hosts: their memory and their network are what a run needs most.
+    To a worker, only the other workers of its host count.
     """
     shares = [0] * len(nodes)
     left = min(world_size, sum(slots for _, slots in nodes))
@@ -122,18 +125,33 @@ def lay_out(world_size: int, nodes: Sequence[tuple[str, int]]) -> list[Seat]:
         for index in open_nodes[:left]:
             shares[index] += 1
             left -= 1
-    hosts = {host: None for (host, _), share in zip(nodes, shares, strict=True) if share}
-    host_ranks = {host: rank for rank, host in enumerate(hosts)}
-    per_host: Counter[str] = Counter()
-    for (host, _), share in zip(nodes, shares, strict=True):
-        per_host[host] += share
+    slots = [(index, host) for index, (host, _) in enumerate(nodes) for _ in range(shares[index])]
+    slots = _spread_last(slots, num_servers)
+    num_workers = len(slots) - num_servers
+    host_ranks = {host: rank for rank, host in enumerate(dict.fromkeys(host for _, host in slots))}
+    per_host = Counter(host for _, host in slots)
+    workers_of = Counter(host for _, host in slots[:num_workers]) if num_servers else per_host
     seats: list[Seat] = []
     taken: Counter[str] = Counter()
-    for index, ((host, _), share) in enumerate(zip(nodes, shares, strict=True)):
-        for _ in range(share):
-            seats.append(Seat(index, taken[host], per_host[host], host_ranks[host]))
-            taken[host] += 1
+    for rank, (index, host) in enumerate(slots):
+        local_world_size = (workers_of if rank < num_workers else per_host)[host]
+        seats.append(Seat(index, taken[host], local_world_size, host_ranks[host]))
+        taken[host] += 1
     return seats
+
+
+def _spread_last(slots: list[tuple[int, str]], num_servers: int) -> list[tuple[int, str]]:
+    """Move slots for servers to the end: of each host in turn, those with the most slots first."""
+    workers = list(slots)
+    servers: list[tuple[int, str]] = []
+    used: Counter[str] = Counter()
+    while workers and len(servers) < num_servers:
+        left = Counter(host for _, host in workers)
+        host = min(left, key=lambda each: (used[each], -left[each]))
+        used[host] += 1
+        at = max(number for number, (_, own) in enumerate(workers) if own == host)
+        servers.append(workers.pop(at))
+    return workers + servers
 
 
 class Nodes:
@@ -238,15 +256,18 @@ class Nodes:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    async def launch(self, spec: WorkerSpec) -> None:
-        """Start all ranks of an attempt, which have `spec` in common; return when all of them run or have ended."""
+    async def launch(self, spec: WorkerSpec, *, num_servers: int = 0) -> None:
+        """Start all ranks of an attempt, which have `spec` in common; return when all of them run or have ended.
+
+        `num_servers`: how many of the last ranks to spread over the machines.
+        """
         attempt, world_size = spec.identity.attempt, spec.identity.world_size
         self._attempt = attempt
         self._killed = {each for each in self._killed if each[0] >= attempt}
         nodes = self._open()
         hosts = list(dict.fromkeys(node.host for node in nodes))
         nodes.sort(key=lambda node: hosts.index(node.host))  # nodes of one machine together, whenever they joined
-        seats = lay_out(world_size, [(node.host, node.slots) for node in nodes])
+        seats = lay_out(world_size, [(node.host, node.slots) for node in nodes], num_servers=num_servers)
         for rank in range(len(seats), world_size):  # a node was lost a moment ago
             self._events.put_nowait(WorkerExit(rank, LOST, "no node has a free slot for it"))
         if not seats:
@@ -257,7 +278,7 @@ class Nodes:
             spec.identity,
             master_addr=first.address,
             master_port=await first.free_port(),
-            num_nodes=seats[-1].host_rank + 1,
+            num_nodes=max(seat.host_rank for seat in seats) + 1,
         )
         identities = [
             replace(

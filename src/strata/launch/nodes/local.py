@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from strata.identity import process_name
 from strata.launch.environment import LAST_STEP, STOPPED, take_last_step, worker_environment
 from strata.launch.processes import stacks
 from strata.launch.processes.base import ProcessSpec
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from strata.identity import Identity
     from strata.launch.environment import WorkerSpec
     from strata.launch.processes.base import Workers
     from strata.launch.record.directory import RunDirectory
+    from strata.launch.spec import RunSpec
 
 MAX_LINE_CHARS = 200
 """Characters of a log line that are sent to other machines."""
@@ -110,7 +113,7 @@ class LocalNode:
             is_module=spec.is_module,
             directory=spec.directory,
             variables={
-                **_share_cores(identity.local_world_size),
+                **_share_cores(identity.local_world_size + spec.num_servers),
                 **(_interface_of(self.address) if identity.num_nodes > 1 else {}),
                 **self._variables,
                 **worker_environment(worker),
@@ -118,8 +121,14 @@ class LocalNode:
             },
             log=log,
             log_bytes=spec.log_bytes,
-            title=f"strata: {identity.run} rank {identity.rank} of {identity.world_size}: {printable(spec.command)}",
+            title=f"strata: {identity.run} {_title(identity, spec)}: {printable(spec.command)}",
         )
+
+
+def _title(identity: Identity, spec: RunSpec) -> str:
+    """Return `rank 0 of 2`, without the servers; or `server 0`."""
+    name = process_name(identity.rank, world_size=identity.world_size, num_servers=spec.num_servers)
+    return name if name.startswith("server") else f"{name} of {identity.world_size - spec.num_servers}"
 
 
 def _step_file(log: Path) -> Path:
@@ -136,6 +145,6 @@ def _interface_of(address: str) -> dict[str, str]:
     return {}
 
 
-def _share_cores(num_workers: int) -> dict[str, str]:
-    """Limit each of several workers to one OpenMP thread, as torchrun does, so that they do not compete for cores."""
-    return {"OMP_NUM_THREADS": "1"} if num_workers > 1 else {}
+def _share_cores(num_processes: int) -> dict[str, str]:
+    """Limit each of several processes to one OpenMP thread, as torchrun does, so that they do not compete for cores."""
+    return {"OMP_NUM_THREADS": "1"} if num_processes > 1 else {}

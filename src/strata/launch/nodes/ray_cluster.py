@@ -364,8 +364,9 @@ class _Reservations:
         if self._cluster.is_here:
             one[f"node:{self._cluster.address}"] = _HERE_SHARE
         least, most = self._spec.workers.at_least, self._spec.workers.at_most
+        strategy = "SPREAD" if self._spec.num_servers else "PACK"  # tables may need the memory of several machines
         for num_bundles in [least, *[1] * (most - least)]:
-            self._groups.append(placement_group([dict(one) for _ in range(num_bundles)], strategy="PACK"))
+            self._groups.append(placement_group([dict(one) for _ in range(num_bundles)], strategy=strategy))
         return [_Bundle(group, number) for group in self._groups for number in range(len(group.bundle_specs))]
 
     async def _keep(self, bundle: _Bundle) -> None:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 import platformdirs
 
+from strata.coordinator.state.server_figures import ServerFigures  # noqa: TC001 - msgspec evaluates it
 from strata.errors import ConfigError
 from strata.launch.record.timeline import MAX_TEXT, MAX_WHAT, RunEvent, failed_rank
 from strata.launch.spec import RunSpec
@@ -76,6 +77,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     attempt: int = 0
     world_size: int = 0
+    """Processes, with the parameter servers."""
+    num_servers: int = 0
+    """How many of the last ranks are parameter servers."""
+    servers: ServerFigures | None = None
+    """What the servers last reported, together."""
     only_workers: int = 0
     """The only world size that can resume from the last checkpoint; 0: any."""
     num_restarts: int = 0

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal, get_args
 
 from strata.errors import ConfigError
+from strata.identity import process_name
 from strata.launch.environment import NOTE
 from strata.launch.processes.warm import PREVIOUS
 from strata.printing import log_line
@@ -270,6 +271,11 @@ Which = Literal["auto", "all", "rank0", "none"]
 """Whose output to show. `auto` is rank 0."""
 
 
+def log_name(rank: int, *, world_size: int, num_servers: int) -> str:
+    """Return the prefix of a line: `1`, or `server 0`."""
+    return process_name(rank, world_size=world_size, num_servers=num_servers).removeprefix("rank ")
+
+
 def parse_which(text: str) -> Which:
     """
     Raises:
@@ -307,8 +313,10 @@ class LogStream:
         self._logs: list[LogFile] = []
         self._listed_s = -LIST_S
         self._has_prefix = directory.spec.workers.at_most > 1
+        self._world_size, self._num_servers = directory.spec.workers.at_most, directory.spec.num_servers
 
     def show(self, view: RunView) -> None:
+        self._world_size, self._num_servers = view.world_size, view.num_servers
         self.update()
         self._display.show(view)
 
@@ -317,8 +325,8 @@ class LogStream:
         self.update()
         self._display.print_event(event)
 
-    def write(self, rank: int | None, lines: list[str]) -> None:
-        self._display.write(rank, lines)
+    def write(self, rank: int | None, lines: list[str], *, name: str = "") -> None:
+        self._display.write(rank, lines, name=name)
 
     def close(self) -> None:
         self.update(is_last=True)
@@ -357,7 +365,8 @@ class LogStream:
         self._readings = {log: reading for log, reading in self._readings.items() if log.attempt == newest}
 
     def _write(self, log: LogFile, lines: list[str]) -> None:
-        self._display.write(log.rank if self._has_prefix else None, lines)
+        name = log_name(log.rank, world_size=self._world_size, num_servers=self._num_servers)
+        self._display.write(log.rank if self._has_prefix else None, lines, name=name)
 
     def _is_wanted(self, log: LogFile) -> bool:
         return self._which == "all" or log.rank == 0

@@ -24,8 +24,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from strata.coordinator.state.server_figures import figures_of, number_of, total
+from strata.identity import process_counts
+from strata.launch.environment import METRICS
 from strata.launch.record.timeline import hours, in_words
-from strata.printing import counted, log_line, printable
+from strata.printing import counted, in_bytes, log_line, printable
 from strata.terminal import Console
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from strata.clock import Clock
+    from strata.coordinator.state.server_figures import ServerFigures
+    from strata.coordinator.state.views import WorkerInfo
     from strata.launch.record.timeline import RunEvent
 
 REFRESH_S = 0.25
@@ -66,6 +71,7 @@ _COLORS = {
     "running": "green",
     "done": "green",
     "training": "green",
+    "serving": "green",
     "failed": "red",
     "error": "red",
     "dead": "red",
@@ -94,6 +100,23 @@ class WorkerView:
     epoch: int
     metrics: Mapping[str, float]
     silent_s: float
+    server: int | None = None
+    """Its number, if it is a parameter server."""
+    figures: ServerFigures | None = None
+    """What a server has measured."""
+
+    @classmethod
+    def of(cls, rank: int, worker: WorkerInfo) -> WorkerView:
+        return cls(
+            rank=rank,
+            state=worker.state,
+            step=worker.step,
+            epoch=worker.epoch,
+            metrics={name: value for name, value in worker.metrics.items() if not METRICS.is_ours(name)},
+            silent_s=worker.silent_s,
+            server=number_of(worker.metrics),
+            figures=figures_of(worker.metrics),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +125,7 @@ class RunView:
     phase: str
     attempt: int
     world_size: int
+    """Processes, with the parameter servers."""
     num_restarts: int
     max_restarts: int
     elapsed_s: float
@@ -110,6 +134,16 @@ class RunView:
     """Such as `step 50, 0.8 s ago; saving step 100, 40%`."""
     last_event: str
     directory: str
+    num_servers: int = 0
+
+    @property
+    def trainers(self) -> list[WorkerView]:
+        """The workers that train."""
+        return [each for each in self.workers if each.server is None]
+
+    @property
+    def servers(self) -> list[WorkerView]:
+        return [each for each in self.workers if each.server is not None]
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------
@@ -125,9 +159,14 @@ class _Rendered:
 
     def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
         yield _header(self.view)
-        if self.view.workers:
-            room = max(console.height - _OTHER_LINES, _MIN_SHOWN) if console.is_terminal else MAX_WORKERS_SHOWN
-            yield _workers(self.view, options.max_width, max_shown=min(room, MAX_WORKERS_SHOWN))
+        view = self.view
+        room = max(console.height - _OTHER_LINES, _MIN_SHOWN) if console.is_terminal else MAX_WORKERS_SHOWN
+        if view.servers:
+            room = max((room - 1) // 2, _MIN_SHOWN)  # half of the lines, without another heading
+        if view.trainers:
+            yield _workers(view.trainers, options.max_width, max_shown=min(room, MAX_WORKERS_SHOWN))
+        if view.servers:
+            yield server_table(view.servers, max_shown=min(room, MAX_WORKERS_SHOWN))
         yield from _footer(self.view, options.max_width)
 
 
@@ -147,9 +186,9 @@ def _header(view: RunView) -> RenderableType:
     return line
 
 
-def _workers(view: RunView, width: int, *, max_shown: int) -> Table:
-    shown, folded = fold(view.workers, max_shown=max_shown)
-    names = metric_names(view.workers, max_names=max((width - _OTHERS_WIDTH) // _METRIC_WIDTH, len(FIRST_METRICS)))
+def _workers(workers: Sequence[WorkerView], width: int, *, max_shown: int) -> Table:
+    shown, folded = fold(workers, max_shown=max_shown)
+    names = metric_names(workers, max_names=max((width - _OTHERS_WIDTH) // _METRIC_WIDTH, len(FIRST_METRICS)))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     # Minimum widths keep the columns in place when a state changes.
     for heading, min_width in (("rank", 4), ("state", 13), ("step", 8), ("epoch", 5)):
@@ -179,6 +218,52 @@ def _cells(worker: WorkerView, names: Sequence[str]) -> list[Text]:
         *(_metric(name, worker.metrics.get(name)) for name in names),
         _silence(worker.silent_s),
     ]
+
+
+def server_table(servers: Sequence[WorkerView], *, max_shown: int = MAX_WORKERS_SHOWN) -> Table:
+    """Return a line per parameter server, with the columns for which something was measured."""
+    shown, folded = fold(servers, max_shown=max_shown)
+    if not folded:
+        shown = sorted(shown, key=lambda each: each.server or 0)  # an elastic job may give its ranks another order
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("server", justify="right", no_wrap=True)
+    table.add_column("state", min_width=13, no_wrap=True)
+    table.add_column("step", justify="right", min_width=4, no_wrap=True)
+    cells = {each.rank: server_cells(each.figures) for each in servers}
+    headings = [name for name in SERVER_HEADINGS if any(cells[each.rank].get(name) for each in servers)]
+    for name in (*headings, "silent"):
+        table.add_column(name, justify="right", no_wrap=True)
+    slow = len(shown) // 2 if folded else len(shown)
+    for place, each in enumerate(shown):
+        if folded and place == slow:
+            table.add_row("…", Text(f"{len(folded):,} more", style="dim"))
+        own = (Text(cells[each.rank].get(name, "")) for name in headings)
+        table.add_row(str(each.server), _colored(_state(each)), str(each.step), *own, _silence(each.silent_s))
+    return table
+
+
+def _state(server: WorkerView) -> str:
+    """Return `serving` where a worker would be training."""
+    return "serving" if server.state == "TRAINING" else server.state
+
+
+SERVER_HEADINGS = ("rows", "memory", "pulls/s", "pushes/s", "stale", "hits", "evicted")
+
+
+def server_cells(figures: ServerFigures | None) -> dict[str, str]:
+    """Return the measured figures of a server, by heading."""
+    if figures is None:
+        return {}
+    found = {"rows": f"{figures.rows:,}", "memory": in_bytes(figures.bytes)}
+    rates = {"pulls/s": figures.pulls_per_s, "pushes/s": figures.pushes_per_s}
+    found |= {name: f"{rate:,.1f}" for name, rate in rates.items() if rate is not None}
+    if figures.staleness is not None:
+        found["stale"] = str(figures.staleness)
+    if figures.hit_rate is not None:
+        found["hits"] = f"{figures.hit_rate:.1%}"
+    if figures.evicted:
+        found["evicted"] = f"{figures.evicted:,}"
+    return found
 
 
 def fold(
@@ -229,7 +314,7 @@ def _colored(state: str) -> Text:
 
 
 def _num_workers(view: RunView) -> str:
-    return counted(view.world_size, "worker")
+    return process_counts(view.world_size, view.num_servers)
 
 
 def _restarts(view: RunView) -> str:
@@ -261,8 +346,10 @@ class Display(Protocol):
         """Show an event."""
         ...
 
-    def write(self, rank: int | None, lines: list[str]) -> None:
-        """Show lines of a worker's log; `rank` is None if there is only one worker."""
+    def write(self, rank: int | None, lines: list[str], *, name: str = "") -> None:
+        """Show lines of a worker's log; `rank` is None if there is only one worker. `name` replaces the rank in the
+        prefix of the lines.
+        """
         ...
 
     def close(self) -> None:
@@ -294,8 +381,8 @@ class SilentDisplay:
     def print_event(self, event: RunEvent) -> None:
         pass
 
-    def write(self, rank: int | None, lines: list[str]) -> None:
-        self._output.write(rank, lines)
+    def write(self, rank: int | None, lines: list[str], *, name: str = "") -> None:
+        self._output.write(rank, lines, name=name)
 
     def close(self) -> None:
         self._output.close()
@@ -334,11 +421,11 @@ class LiveDisplay:
         self._pending.append(Text(in_words(event, self._since_s), style=_EVENT_COLORS.get(event.what, "")))
         self._draw()
 
-    def write(self, rank: int | None, lines: list[str]) -> None:
+    def write(self, rank: int | None, lines: list[str], *, name: str = "") -> None:
         if self._output is not None:
-            self._output.write(rank, lines)
+            self._output.write(rank, lines, name=name)
             return
-        prefix = ("" if rank is None else f"[{rank}] ", rank_style(rank or 0))
+        prefix = ("" if rank is None else f"[{name or rank}] ", rank_style(rank or 0))
         omitted = lines[:-MAX_DRAWN]
         if omitted:
             self._pending.append(Text(_omitted(len(omitted)), style="dim"))
@@ -396,8 +483,8 @@ class PlainDisplay:
     def print_event(self, event: RunEvent) -> None:
         self._lines.put([in_words(event, self._since_s)])
 
-    def write(self, rank: int | None, lines: list[str]) -> None:
-        self._output.write(rank, lines)
+    def write(self, rank: int | None, lines: list[str], *, name: str = "") -> None:
+        self._output.write(rank, lines, name=name)
 
     def close(self) -> None:
         self._output.close()
@@ -422,23 +509,37 @@ def describe_checkpoint(last: tuple[int, float] | None, saving: Sequence[tuple[i
 def progress(view: RunView) -> str:
     """Return `running: step 120 (rank 3: 118), loss 0.25, 8,000 rows/s, 4 workers, checkpoint step 100, 2.1 s ago`."""
     parts = []
-    if view.workers:
-        fastest = max(view.workers, key=lambda worker: (worker.step, -worker.rank))
-        slowest = min(view.workers, key=lambda worker: (worker.step, worker.rank))
+    workers = view.trainers
+    if workers:
+        fastest = max(workers, key=lambda worker: (worker.step, -worker.rank))
+        slowest = min(workers, key=lambda worker: (worker.step, worker.rank))
         behind = f" (rank {slowest.rank}: {slowest.step})" if slowest.step < fastest.step else ""
         parts.append(f"step {fastest.step}{behind}")
-        losses = [worker.metrics["loss"] for worker in view.workers if "loss" in worker.metrics]
+        losses = [worker.metrics["loss"] for worker in workers if "loss" in worker.metrics]
         if losses:
             parts.append(f"loss {sum(losses) / len(losses):.4g}")
-        rates = [worker.metrics["rows_per_s"] for worker in view.workers if "rows_per_s" in worker.metrics]
+        rates = [worker.metrics["rows_per_s"] for worker in workers if "rows_per_s" in worker.metrics]
         if rates:
             parts.append(f"{_metric('rows_per_s', sum(rates))} rows/s")
-    parts.append(_num_workers(view))
+    figures = total(each.figures for each in view.servers if each.figures is not None)
+    held = "" if figures is None else f" ({describe_servers(figures)})"
+    parts.append(f"{_num_workers(view)}{held}")
     if view.num_restarts:
         parts.append(_restarts(view))
     if view.checkpoint:
         parts.append(f"checkpoint {printable(view.checkpoint)}")
     return f"{_colored(view.phase)}: {', '.join(parts)}"
+
+
+def describe_servers(figures: ServerFigures) -> str:
+    """Return `50,000 rows, 5.2 MiB, 120 pulls/s, hit rate 93.1%`."""
+    cells = server_cells(figures)
+    parts = [f"{cells['rows']} rows", cells["memory"]]
+    if figures.pulls_per_s is not None:
+        parts.append(f"{cells['pulls/s']} pulls/s")
+    if figures.hit_rate is not None:
+        parts.append(f"hit rate {cells['hits']}")
+    return ", ".join(parts)
 
 
 def rank_style(rank: int) -> str:
@@ -490,8 +591,8 @@ class _Output:
         self._lines = _Lines(stream)
         self._is_terminal = stream.isatty()
 
-    def write(self, rank: int | None, lines: Iterable[str]) -> None:
-        prefix = "" if rank is None else f"[{rank}] "
+    def write(self, rank: int | None, lines: Iterable[str], *, name: str = "") -> None:
+        prefix = "" if rank is None else f"[{name or rank}] "
         if prefix and self._is_terminal:
             prefix = typer.style(prefix, fg=rank_style(rank or 0))
         self._lines.put(f"{prefix}{log_line(line, with_colours=self._is_terminal)}" for line in lines)
