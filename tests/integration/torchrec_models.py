@@ -67,3 +67,23 @@ def visits(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
     item = torch.randint(0, NUM_ITEMS, (rows,), generator=generator)
     seen = torch.randint(-2, NUM_ITEMS, (rows, 4), generator=generator).clamp(min=-1)
     return {"user": user, "item": item, "seen": seen, "clicked": ((user + item) % 3 == 0).float()}
+
+
+class Tower(nn.Module):
+    """Embeddings of torch: one with padding, bags of two kinds, and one whose width is not a multiple of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.user = nn.Embedding(NUM_USERS, WIDTH, padding_idx=3)
+        self.item = nn.Embedding(NUM_ITEMS, 6)
+        self.seen = nn.EmbeddingBag(NUM_ITEMS + 1, WIDTH, mode="mean", padding_idx=NUM_ITEMS)
+        self.flat = nn.EmbeddingBag(NUM_ITEMS + 1, WIDTH, mode="sum")
+        self.top = nn.Linear(3 * WIDTH + 6, 1)
+
+    def forward(self, user: torch.Tensor, item: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        ids = torch.where(seen < 0, NUM_ITEMS, seen)
+        offsets = torch.arange(0, ids.numel(), ids.shape[1])
+        pooled = [self.user(user), self.item(item), self.seen(ids), self.flat(ids.reshape(-1), offsets)]
+        score: torch.Tensor = self.top(torch.cat(pooled, 1))
+        return score.squeeze(1)
