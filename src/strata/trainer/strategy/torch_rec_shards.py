@@ -350,8 +350,9 @@ def import_torchrec() -> None:
         import torchrec.distributed  # noqa: F401, PLC0415 - slow to import
     for message in _OWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    # It warns of every dense table that it would not cache, and caches are for accelerators.
-    logging.getLogger("torchrec.distributed.utils").setLevel(logging.ERROR)
+    # torchrec warns of every dense table that it would not cache, and torch of a call of torchrec's, in every worker.
+    for name in ("torchrec.distributed.utils", "torch.fx._symbolic_trace"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _bags(collection: Collection) -> Any:
