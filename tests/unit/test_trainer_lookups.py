@@ -137,6 +137,8 @@ def test_a_collection_of_torchrec_trains_like_before(arguments: dict[str, Any]) 
 
     batches = [tuple(visits(20, seed=seed)[name] for name in ("user", "item", "seen")) for seed in range(3)]
     compare(Bags(**arguments), batches)
+    names = [f"bags.embedding_bags.{name}.weight" for name in ("user", "item")]
+    assert [each.name for each in tables.find(Bags(), "bags")] == names
 
 
 def test_only_the_dense_part_keeps_parameters() -> None:
