@@ -6,13 +6,15 @@ cd "$(dirname "$0")/.."
 
 torch=torch==2.13.0 # exact: an open range would select the newest, with gigabytes of CUDA packages
 backend=(hatchling editables) # what an editable install without build isolation needs
-dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,ray,functions,servers,dev]')
+dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,ray,functions,servers,torchrec,dev]')
 demo=("$torch" "${backend[@]}" '.[torch,data]')
 peers=("$torch" datasets grpcio litdata numpy orbax-checkpoint pandas protobuf psutil pyarrow safetensors scikit-learn
   torch-dataloader-utils uhashring pyre-extensions tensordict torchmetrics==1.0.3 tqdm) # the peers of the benchmarks
-# pip cannot resolve torchrec: it requires fbgemm-gpu, the CUDA build, and works with the CPU build. What else it
-# requires is among the peers. Later versions need a later torch.
-unresolved_peers=(torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0)
+# pip cannot resolve torchrec: it requires fbgemm-gpu, the CUDA build, and torchmetrics==1.0.3, and works with the CPU
+# build and with later versions. What else it requires is in the extra `torchrec` and among the peers. Later versions need
+# a later torch.
+torchrec=torchrec==1.8.0
+fbgemm=fbgemm-gpu-cpu==1.8.0 # the extra has it, too
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -42,7 +44,8 @@ for name in dev peers; do
   if [ "${1:-}" != --upgrade ] && [ -f "requirements/$name.txt" ]; then cp "requirements/$name.txt" "$work/$name.constraints"; fi
 done
 resolve dev "${dev[@]}"
+echo "$torchrec" >> requirements/dev.txt
 cp requirements/dev.txt "$work/demo.constraints" # demo has the same versions as dev
 resolve demo "${demo[@]}"
 resolve peers "${peers[@]}"
-printf '%s\n' "${unresolved_peers[@]}" >> requirements/peers.txt
+printf '%s\n' "$torchrec" "$fbgemm" >> requirements/peers.txt

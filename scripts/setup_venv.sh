@@ -82,9 +82,10 @@ if ! "$venv/bin/python" -I scripts/missing_pins.py "$lock" "$venv" > /dev/null; 
   pip install --no-deps --force-reinstall $("$venv/bin/python" -I scripts/missing_pins.py "$lock" "$venv" || true)
 fi
 [ "$stage" = peers ] || pip install --no-deps --no-build-isolation --editable .
-# torchrec requires the CUDA build of fbgemm, and works with the CPU build.
+# torchrec requires the CUDA build of fbgemm and one old version of torchmetrics, and works with others.
 conflicts=$("$venv/bin/python" -m pip --disable-pip-version-check check) ||
-  ! grep -v '^torchrec .* requires fbgemm-gpu, which is not installed' >&2 <<< "$conflicts" ||
+  ! grep -vE '^torchrec .* (requires fbgemm-gpu, which is not installed|has requirement torchmetrics==)' >&2 \
+    <<< "$conflicts" ||
   die "the versions in $lock conflict. If torch lacks nvidia packages, pip found the CUDA build: configure pip \
 for the CPU build (CONTRIBUTING.md). Otherwise run 'make lock'"
 

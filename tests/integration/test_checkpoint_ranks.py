@@ -218,6 +218,45 @@ def test_a_part_of_a_table_is_loaded_without_reading_the_others(tmp_path: Path) 
             manager.load(step=1, only=["emb"], slices={"model.layer1": ((0,), (1,))})
 
 
+class Rows:
+    """Holds some rows of a table, and asks for the same rows of a checkpoint."""
+
+    def __init__(self, table: Any, start: int, count: int) -> None:
+        self._shard = rows_of(np.zeros_like(table), start, count)
+        self.loaded: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"nested": [self._shard], "step": 0}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded = state
+
+
+def test_a_target_with_a_shard_in_its_state_receives_that_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = np.random.default_rng(2).normal(size=(400, 64)).astype(np.float32)
+    with crew(tmp_path, 2) as savers:
+        savers.save([{"rows": {"nested": [rows_of(table, *part)], "step": 7}} for part in ((0, 400), (400, 0))], step=1)
+    read: list[int] = []
+    read_slices = reader.read_slices
+
+    def watched(*args: Any, **arguments: Any) -> Any:
+        found = read_slices(*args, **arguments)
+        read.extend(map(len, found.values()))
+        return found
+
+    monkeypatch.setattr(reader, "read_slices", watched)
+    with crew(tmp_path, 3) as loaders:
+        for manager, (start, count) in zip(loaders.managers, [(0, 100), (100, 300), (400, 0)], strict=True):
+            target = Rows(table, start, count)
+            manager.restore({"rows": target}, step=1)
+
+            assert np.array_equal(target.loaded["nested"][0], table[start : start + count])
+            assert target.loaded["step"] == 7
+    assert read == [100 * 256, 300 * 256, 0]
+
+
 def test_a_rank_requests_its_own_tensors_by_its_own_names(tmp_path: Path) -> None:
     with crew(tmp_path, 3) as savers:
         saved = savers.save([{"rng": np.arange(rank, rank + 4), "n": rank} for rank in (0, 1, 1)], step=1)

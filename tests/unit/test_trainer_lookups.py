@@ -134,6 +134,16 @@ def test_tied_embeddings_share_one_table_and_add_their_gradients() -> None:
     ]
 
 
+@pytest.mark.parametrize("arguments", [{}, {"is_weighted": True}, {"mean": True}], ids=str)
+def test_a_collection_of_torchrec_trains_like_before(arguments: dict[str, Any]) -> None:
+    from tests.integration.torchrec_models import Bags, visits  # imports torchrec, which is slow
+
+    batches = [tuple(visits(20, seed=seed)[name] for name in ("user", "item", "seen")) for seed in range(3)]
+    compare(Bags(**arguments), batches)
+    names = [f"bags.embedding_bags.{name}.weight" for name in ("user", "item")]
+    assert [each.name for each in tables.find(Bags(), "bags")] == names
+
+
 def test_only_the_dense_part_keeps_parameters() -> None:
     module, _, _ = moved(Tied())
     assert [name for name, _ in module.named_parameters()] == ["head.weight", "head.bias"]

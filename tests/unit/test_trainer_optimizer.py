@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from strata.errors import InvalidArgument
 from strata.trainer.optimizer import FTRL, Ema, LossFnStack, OptimizerStack, Part, StackedOptimizer, build
+from strata.trainer.optimizer.rows import group_of, release
 
 
 class WideAndDeep(nn.Module):
@@ -149,6 +150,40 @@ def test_a_scheduler_changes_the_learning_rate_of_every_part() -> None:
     scheduler.step()
 
     assert [each.param_groups[0]["lr"] for each in optimizer.optimizers.values()] == [0.1, 0.1]
+
+
+@pytest.mark.parametrize("is_stack", [False, True])
+def test_a_group_follows_the_learning_rate_after_a_restore(is_stack: bool) -> None:
+    module = WideAndDeep()
+    spec: Any = OptimizerStack({"wide": "sgd", "*": "adam"}) if is_stack else torch.optim.SGD
+    optimizer = build(spec, module)
+    group = group_of(optimizer, module.wide.weight, "wide.weight")
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    optimizer.load_state_dict(saved)  # replaces the dicts of the groups
+    optimizer.param_groups[0]["lr"] = 0.125
+
+    assert group.rate == 0.125
+
+
+def test_a_group_makes_an_optimizer_of_the_same_kind_for_other_parameters() -> None:
+    module, twin = WideAndDeep(), WideAndDeep()
+    optimizer = build(functools.partial(torch.optim.Adam, lr=0.1, weight_decay=0.01), module)
+    group = group_of(optimizer, module.wide.weight, "wide.weight")
+    made = group.optimizer_of([module.wide.weight])
+    release(optimizer, [module.wide.weight])
+    whole = build(functools.partial(torch.optim.Adam, lr=0.1, weight_decay=0.01), twin)
+    for rate in (0.1, 0.05):
+        optimizer.param_groups[0]["lr"] = whole.param_groups[0]["lr"] = rate
+        for each in (module, twin):
+            each.zero_grad()
+            each(torch.ones(8, 3)).sum().backward()
+        group.renew(made)
+        for each in (optimizer, made, whole):
+            each.step()
+
+    assert len(made.state) == 1
+    assert all(map(torch.equal, module.parameters(), twin.parameters()))
 
 
 def test_a_stacked_optimizer_behaves_as_an_optimizer() -> None:

@@ -578,7 +578,7 @@ class CheckpointManager:
             InvalidArgument: `strict` is set, and the checkpoint lacks an entry.
         """
         arguments.check_targets(into)
-        targets = loading.DTensorTargets(into)
+        targets = loading.SplitTargets(into)
 
         def load(manifest: Manifest, rank: int) -> Any:
             structure = loading.parts_for(manifest, rank, into)

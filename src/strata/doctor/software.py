@@ -33,6 +33,12 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("torch", "torch"),
     ),
     "servers": (("numba", "numba"),),
+    "torchrec": (
+        ("fbgemm-gpu-cpu", "fbgemm_gpu"),
+        ("pyre-extensions", "pyre_extensions"),
+        ("tensordict", "tensordict"),
+        ("tqdm", "tqdm"),
+    ),
     "tune": (("optuna", "optuna"),),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from strata.trainer.strategy import Hybrid as Hybrid
     from strata.trainer.strategy import ParameterServer as ParameterServer
     from strata.trainer.strategy import PowerSGD as PowerSGD
+    from strata.trainer.strategy import TorchRec as TorchRec
     from strata.trainer.trainer import Trainer as Trainer
     from strata.trainer.veloce import Arch as Arch
     from strata.trainer.veloce import HeterogeneousStrategy as HeterogeneousStrategy
@@ -85,6 +86,7 @@ _HOMES = {
     "Result": "trainer.history",
     "SparseFeat": "trainer.features",
     "TensorBoard": "trainer.callbacks",
+    "TorchRec": "trainer.strategy",
     "Trainer": "trainer.trainer",
     "TrainingOrchestrator": "train.orchestrator",
     "TwoTower": "trainer.models",

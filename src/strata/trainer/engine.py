@@ -141,8 +141,20 @@ class Joined:
             return work(Session(context, _not_interruptible), *arguments)
 
 
-def choose(*, workers: int | str, engine: str, name: str, max_restarts: int, logs: str, servers: int = 0) -> Engine:
+def choose(
+    *,
+    workers: int | str,
+    engine: str,
+    name: str,
+    max_restarts: int,
+    logs: str,
+    servers: int = 0,
+    is_apart: bool = False,
+) -> Engine:
     """Return the engine for a Trainer's arguments in this process.
+
+    Args:
+        is_apart: Even a single worker needs a process of its own, because it takes the module apart.
 
     Raises:
         ConfigError: An argument is invalid, even if the engine for this process does not use it.
@@ -155,7 +167,7 @@ def choose(*, workers: int | str, engine: str, name: str, max_restarts: int, log
     RunSpec(name=named, script="unknown", workers=size, directory="", checkpoints="", max_restarts=max_restarts)
     if is_worker():
         return Joined(servers=servers)
-    if size == Size(1, 1) and engine == "local" and not servers:
+    if size == Size(1, 1) and engine == "local" and not servers and not is_apart:
         return Inline()
     return Launched(workers=workers, engine=engine, name=name, max_restarts=max_restarts, logs=logs, servers=servers)
 

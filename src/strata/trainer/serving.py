@@ -23,11 +23,12 @@ from strata.servers.table.index import MAX_ROWS
 from strata.servers.table.snapshot import Snapshot
 from strata.servers.table.table import TableSpec
 from strata.train.roles import SAVED_SERVERS
+from strata.trainer import sharding
 from strata.trainer.history import Result
 from strata.trainer.optimizer import build as build_optimizer
 from strata.trainer.optimizer.rows import Group, group_of, release
 from strata.trainer.strategy.dense_table import WIDTH, DenseTable
-from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy
+from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy, torch_rec_of
 from strata.trainer.strategy.replicas import Alone
 from strata.trainer.strategy.served import Served
 from strata.trainer.strategy.tables import FoundTable, find
@@ -87,6 +88,7 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
         InvalidArgument: A parameter cannot move, or no parameter would; the message names the cure.
     """
     sparse = strategy.sparse
+    assert isinstance(sparse, ParameterServer)  # `sharding` is for the others
     tables = find(module, sparse.tables, min_bytes=sparse.min_bytes)
     if any("" in table.places for table in tables):
         raise InvalidArgument(
@@ -167,6 +169,9 @@ def check(trainer: Trainer) -> None:
         InvalidArgument, ConfigError: An argument does not fit; the message names the cure.
     """
     strategy, settings = trainer.strategy, trainer.settings
+    if torch_rec_of(strategy) is not None:
+        sharding.check(trainer)
+        return
     if not isinstance(strategy, ServerStrategy):
         for name, parameter in trainer.module.named_parameters():
             if parameter.is_meta:
@@ -227,6 +232,8 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
     from strata.servers.link import WorkerLink  # noqa: PLC0415 - only with servers
 
     strategy, module = trainer.strategy, trainer.module
+    if torch_rec_of(strategy) is not None:
+        return sharding.bind(trainer, optimizer, ranks, ctx)
     assert isinstance(strategy, ServerStrategy)
     planned = plan(strategy, module, optimizer)
     release(optimizer, planned.parameters)
@@ -308,6 +315,9 @@ def load_weights(trainer: Trainer, manager: CheckpointManager, chosen: str | Non
     this machine stay in the checkpoint.
     """
     strategy, module = trainer.strategy, trainer.module
+    if torch_rec_of(strategy) is not None:
+        sharding.load_weights(trainer, manager, chosen)
+        return
     assert isinstance(strategy, ServerStrategy)
     optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
     planned = plan(strategy, module, optimizer)

@@ -32,7 +32,7 @@ from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings, check
 from strata.trainer.diagnosis import explain_unpicklable
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
-from strata.trainer.strategy import AllReduce, ServerStrategy, num_servers
+from strata.trainer.strategy import AllReduce, ServerStrategy, num_servers, torch_rec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -468,6 +468,7 @@ class Trainer:
             max_restarts=self.max_restarts,
             logs=self.logs,
             servers=num_servers(self.strategy) if has_servers else 0,
+            is_apart=has_servers and torch_rec_of(self.strategy) is not None,
         )
 
     def _run(self, engine: Engine, job: Callable[..., Any], config: FitConfig, saving: engines.Saving) -> Any:

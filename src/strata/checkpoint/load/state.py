@@ -1,7 +1,7 @@
 """Rebuild a state, or parts of one, from a checkpoint, and load it into modules and optimizers.
 
 Values come back as the types that were saved: torch tensors, numpy or JAX arrays, bytes. A target that is spread over
-ranks (DTensor) loads only the slices that this rank holds.
+ranks (a DTensor, or a `Shard` in the state dict of the target) loads only the slices that this rank holds.
 """
 
 from __future__ import annotations
@@ -161,27 +161,31 @@ def _resized(entry: TensorEntry, box: Box) -> TensorEntry:
 # -- into modules and optimizers -----------------------------------------------------------------------------------
 
 
-class DTensorTargets:
-    """The DTensors of some targets, of which each rank loads only its own slices.
+class SplitTargets:
+    """The DTensors and shards of some targets, of which each rank loads only its own slices.
 
     An optimizer that has made no step has no state yet; a tensor of its state with the shape of a parameter is placed
-    like the parameter.
+    like the parameter. A target whose state dict has a `Shard` receives the slice that the shard describes.
     """
 
     def __init__(self, targets: Mapping[str, Any]) -> None:
         self._known: dict[str, Any] = {}
-        """Path → existing DTensor."""
+        """Path → existing DTensor or shard."""
         self._parameters: dict[str, Any] = {}
         """Path of the optimizer state of a parameter → the parameter, a DTensor."""
-        if "torch.distributed.tensor" not in sys.modules:
-            return
+        kinds: tuple[type, ...] = (shards.Shard,)
+        if "torch.distributed.tensor" in sys.modules:
+            from torch.distributed.tensor import DTensor  # noqa: PLC0415 - already imported
+
+            kinds = (shards.Shard, DTensor)
         for key, target in targets.items():
             if hasattr(target, "state_dict"):
-                self._known |= _dtensors(target.state_dict(), key)
-            self._parameters |= _dtensors(_parameters(target), f"{key}.state")
+                self._known |= _split(target.state_dict(), key, kinds)
+            if len(kinds) > 1:
+                self._parameters |= _split(_parameters(target), f"{key}.state", kinds)
 
     def within(self, manifest: Manifest) -> dict[str, Any]:
-        """Return, by path, the DTensor whose placements a tensor of the checkpoint gets."""
+        """Return, by path, the DTensor or shard whose place a tensor of the checkpoint gets."""
         if not self._parameters:
             return self._known
         found = {}
@@ -201,24 +205,26 @@ def _parameters(target: Any) -> dict[int, Any]:
     return dict(enumerate(parameter for group in target.param_groups for parameter in group["params"]))
 
 
-def _dtensors(state: Any, path: str) -> dict[str, Any]:
-    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - already imported
-
-    if isinstance(state, DTensor):
+def _split(state: Any, path: str, kinds: tuple[type, ...]) -> dict[str, Any]:
+    """Return the values of these kinds in a nested state, by path."""
+    if isinstance(state, kinds):
         return {path: state}
     found: dict[str, Any] = {}
     if isinstance(state, Mapping | list | tuple):
         for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
-            found |= _dtensors(value, f"{path}.{key}")
+            found |= _split(value, f"{path}.{key}", kinds)
     return found
 
 
 def slices_held(manifest: Manifest, structure: Any, places: Mapping[str, Any]) -> Slices:
-    """Return the slice of each DTensor that this rank holds, where it is one box."""
+    """Return the slice of each DTensor or shard that this rank holds, where it is one box."""
     entries = {tensor.name: tensor for tensor in manifest.tensors}
-    found = {}
+    found: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
     for name in tree.names_in(structure):
         if name in places and name in entries and entries[name].shape == tuple(places[name].shape):
+            if isinstance(places[name], shards.Shard):
+                found[name] = places[name].start, tuple(places[name].local.shape)
+                continue
             runs = _runs(places[name], name)
             if runs is not None and all(len(along) <= 1 for along in runs):
                 ends = [along[0] if along else (0, 0) for along in runs]
@@ -262,7 +268,7 @@ def load_into(target: Any, part: Any, *, path: str, strict: bool, places: Mappin
 
 def _distributed(part: Any, path: str, places: Mapping[str, Any]) -> Any:
     """Convert tensors to DTensors where the target has DTensors."""
-    if path in places and hasattr(part, "untyped_storage"):
+    if path in places and hasattr(part, "untyped_storage") and not isinstance(places[path], shards.Shard):
         return _as_dtensor(part, places[path], path)
     if isinstance(part, Mapping):
         return type(part)((key, _distributed(value, f"{path}.{key}", places)) for key, value in part.items())  # type: ignore[call-arg]

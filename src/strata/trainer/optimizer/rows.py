@@ -7,6 +7,8 @@ it is empty, because a scheduler changes its learning rate, which every push car
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,7 @@ from strata.trainer.optimizer.ftrl import FTRL
 from strata.trainer.optimizer.stack import StackedOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from strata.servers.table.optimizers import RowOptimizer
 
@@ -26,14 +28,35 @@ _UNSUPPORTED = ("momentum", "dampening", "nesterov", "weight_decay", "amsgrad", 
 
 
 class Group:
-    """The group of an optimizer that a parameter belongs to, before it moves to servers."""
+    """The group of an optimizer that a parameter belongs to, before it moves to servers or shards."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], number: int) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, position: int, number: int) -> None:
         self._optimizer = optimizer
-        self._settings = settings
+        self._position = position
         self.number = number
-        """Its position among all groups."""
+        """Its position among all groups of all optimizers."""
         self._first_rate = self.rate
+
+    @property
+    def _settings(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = self._optimizer.param_groups[self._position]  # a restore replaces them
+        return settings
+
+    @property
+    def kind(self) -> type[torch.optim.Optimizer]:
+        return type(self._optimizer)
+
+    def optimizer_of(self, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+        """Return an optimizer of the same kind for other parameters, in one group with the same settings."""
+        made = copy.copy(self._optimizer)
+        made.state = defaultdict(dict)
+        made.param_groups = [{**self._settings, "params": list(parameters)}]
+        return made
+
+    def renew(self, made: torch.optim.Optimizer) -> None:
+        """Give the current settings to an optimizer that `optimizer_of` returned; a schedule may have changed them."""
+        settings = {key: value for key, value in self._settings.items() if key != "params"}
+        made.param_groups[0].update(settings)
 
     @property
     def rate(self) -> float:
@@ -85,13 +108,15 @@ def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: st
     Raises:
         InvalidArgument: It is in none, so it is not trained.
     """
-    groups = [(each, settings) for each in _single(optimizer) for settings in each.param_groups]
-    for number, (each, settings) in enumerate(groups):
+    groups = [
+        (each, position, settings) for each in _single(optimizer) for position, settings in enumerate(each.param_groups)
+    ]
+    for number, (each, position, settings) in enumerate(groups):
         if any(parameter is one for one in settings["params"]):
-            return Group(each, settings, number)
+            return Group(each, position, number)
     raise InvalidArgument(
-        f"the optimizer does not have {name}, which is to live on parameter servers; pass the class of the optimizer, "
-        "or all parameters of the module",
+        f"the optimizer does not have {name}, which the strategy takes out of the module; pass the class of the "
+        "optimizer, or all parameters of the module",
         field="optimizer",
     )
 

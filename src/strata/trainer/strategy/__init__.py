@@ -9,13 +9,18 @@ what `cost` needs.
 `parameter_server` holds the settings of parameter servers. `tables` finds the embeddings that move and replaces them by
 the lookups of `lookup`, `dense_table` lays out dense parameters as rows, and `served` is their `Bound`.
 
-This folder imports torch, `servers`, errors and the identity. It never touches torch's optimizers, data or checkpoints.
+`torch_rec` holds the settings of tables that torchrec shards over the workers. `embedding_collections` finds them and
+stands in for them, `torch_rec_shards` is their rows on one worker, and `sharded` is their `Bound`.
+
+This folder imports torch, `servers`, errors, the identity, and `Shard`, which describes a part of a tensor in a
+checkpoint. It never touches data, and torch's optimizers only as objects that it is given.
 """
 
 from strata.trainer.strategy.all_reduce import AllReduce
 from strata.trainer.strategy.base import Bound, Ranks, Strategy
-from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy, num_servers
+from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy, num_servers, torch_rec_of
 from strata.trainer.strategy.power_sgd import PowerSGD
+from strata.trainer.strategy.torch_rec import TorchRec
 
 __all__ = [
     "AllReduce",
@@ -26,5 +31,7 @@ __all__ = [
     "Ranks",
     "ServerStrategy",
     "Strategy",
+    "TorchRec",
     "num_servers",
+    "torch_rec_of",
 ]

@@ -9,6 +9,7 @@ from strata.errors import InvalidArgument
 from strata.servers.table.initial import Initial
 from strata.trainer.strategy.all_reduce import AllReduce
 from strata.trainer.strategy.tables import DEFAULT_MIN_BYTES
+from strata.trainer.strategy.torch_rec import TorchRec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,17 +103,25 @@ class Hybrid:
     """One strategy for the dense part of a module, and another for its large embedding tables."""
 
     dense: AllReduce | ParameterServer = field(default_factory=AllReduce)
-    sparse: ParameterServer = field(default_factory=ParameterServer)
+    sparse: ParameterServer | TorchRec = field(default_factory=ParameterServer)
 
     def __post_init__(self) -> None:
         if not isinstance(self.dense, AllReduce | ParameterServer):
             raise InvalidArgument(f"dense={self.dense!r} is neither an AllReduce nor a ParameterServer", field="dense")
-        if not isinstance(self.sparse, ParameterServer):
+        if not isinstance(self.sparse, ParameterServer | TorchRec):
             raise InvalidArgument(
-                f"sparse={self.sparse!r} is not a ParameterServer; for tables that stay in the workers, use "
-                "strategy=AllReduce()",
+                f"sparse={self.sparse!r} is neither a ParameterServer nor a TorchRec; for tables that stay in the "
+                "workers, use strategy=AllReduce()",
                 field="sparse",
             )
+        if isinstance(self.sparse, TorchRec):
+            if not isinstance(self.dense, AllReduce):
+                raise InvalidArgument(
+                    "sparse=TorchRec(…) keeps all parameters in the workers; use dense=AllReduce(), or "
+                    "sparse=ParameterServer(…)",
+                    field="dense",
+                )
+            return
         if isinstance(self.dense, ParameterServer) and self.dense.servers != self.sparse.servers:
             raise InvalidArgument(
                 f"dense has servers={self.dense.servers} and sparse has servers={self.sparse.servers}; both parts "
@@ -122,10 +131,15 @@ class Hybrid:
 
     @property
     def num_servers(self) -> int:
-        return self.sparse.servers
+        return self.sparse.servers if isinstance(self.sparse, ParameterServer) else 0
 
 
 ServerStrategy: TypeAlias = ParameterServer | Hybrid
+
+
+def torch_rec_of(strategy: object) -> TorchRec | None:
+    """Return the settings of tables that torchrec shards, or None if the strategy has none."""
+    return strategy.sparse if isinstance(strategy, Hybrid) and isinstance(strategy.sparse, TorchRec) else None
 
 
 def num_servers(strategy: object) -> int:

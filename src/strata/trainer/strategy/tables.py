@@ -74,7 +74,10 @@ def find(
 
 
 def _matches(table: FoundTable, name: str) -> bool:
-    return any(fnmatchcase(place, name) or fnmatchcase(f"{place}.weight", name) for place in table.places)
+    patterns = (name, f"{name}.embedding_bags.*")  # all tables of an EmbeddingBagCollection of torchrec
+    return any(
+        fnmatchcase(place, each) or fnmatchcase(f"{place}.weight", each) for place in table.places for each in patterns
+    )
 
 
 def _check(table: FoundTable, users: dict[str, Any], parameter_names: Sequence[str]) -> None:

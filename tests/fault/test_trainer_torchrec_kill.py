@@ -1,0 +1,77 @@
+"""A fit whose tables torchrec shards ends, after kills, with the weights of an undisturbed one and of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strata import Trainer
+from strata.launch.record.directory import DIRECTORY_VARIABLE
+from strata.train import AllReduce, Batch, Hybrid, TorchRec
+from strata.trainer.history import TIMINGS
+from tests.integration.trainer_models import weights
+
+
+@pytest.fixture(autouse=True)
+def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+
+
+class Killed(Trainer):
+    """A rank kills itself with -9 in one of its steps, once."""
+
+    marks = Path()
+    kills: tuple[tuple[str, int], ...] = ()
+    """(rank, number of the call in its process)"""
+    calls = 0
+
+    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        self.calls += 1
+        for rank, call in self.kills:
+            mark = self.marks / f"killed-{rank}-{call}"
+            if os.environ.get("RANK") == rank and self.calls == call and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(module, batch)
+
+
+def train(tmp_path: Path, strategy: Any, workers: int, kills: tuple[tuple[str, int], ...] = ()) -> tuple[Any, Any]:
+    from tests.integration.torchrec_models import Bags, visits  # imports torchrec, which is slow
+
+    module = Bags()
+    trainer = Killed(
+        module,
+        nn.BCEWithLogitsLoss(),
+        partial(torch.optim.Adagrad, lr=0.05),
+        ["auc"],
+        strategy=strategy,
+        workers=workers,
+        logs="none",
+    )
+    trainer.kills, trainer.marks = kills, tmp_path
+    size = 32 // workers
+    result = trainer.fit(visits(203), label="clicked", valid=visits(61, seed=1), epochs=2, batch_size=size, every=3)
+    return weights(module), [{k: v for k, v in row.items() if k not in TIMINGS} for row in result.history]
+
+
+@pytest.mark.timeout(240)
+def test_workers_with_shards_that_are_killed_change_neither_weights_nor_history(tmp_path: Path) -> None:
+    strategy = Hybrid(sparse=TorchRec(min_bytes=0))
+    alone, _ = train(tmp_path, AllReduce(), 1)
+    undisturbed = train(tmp_path, strategy, 2)
+
+    killed = train(tmp_path, strategy, 2, (("1", 5), ("0", 4)))
+
+    assert len(list(tmp_path.glob("killed-*"))) == 2
+    assert killed == undisturbed
+    assert undisturbed[0] == pytest.approx(alone, abs=1e-6)
