@@ -235,6 +235,7 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
     if torch_rec_of(strategy) is not None:
         return sharding.bind(trainer, optimizer, ranks, ctx)
     assert isinstance(strategy, ServerStrategy)
+    assert isinstance(strategy.sparse, ParameterServer)
     planned = plan(strategy, module, optimizer)
     release(optimizer, planned.parameters)
     link = WorkerLink(ctx, planned.parts)
