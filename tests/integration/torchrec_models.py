@@ -70,14 +70,14 @@ def visits(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 class Tower(nn.Module):
-    """Embeddings of torch: one with padding, bags of two kinds, and one whose width is not a multiple of four."""
+    """Embeddings of torch: one with padding, two kinds of bags, and one whose width is not a multiple of four."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.user = nn.Embedding(NUM_USERS, WIDTH, padding_idx=3)
         self.item = nn.Embedding(NUM_ITEMS, 6)
-        self.seen = nn.EmbeddingBag(NUM_ITEMS + 1, WIDTH, mode="mean", padding_idx=NUM_ITEMS)
+        self.seen = nn.EmbeddingBag(NUM_ITEMS + 1, WIDTH, mode="sum", padding_idx=NUM_ITEMS)
         self.flat = nn.EmbeddingBag(NUM_ITEMS + 1, WIDTH, mode="sum")
         self.top = nn.Linear(3 * WIDTH + 6, 1)
 

@@ -25,6 +25,7 @@ WEIGHT = "weight"
 """Name of the table of an `nn.Embedding` or `nn.EmbeddingBag`, as in a plan of torchrec."""
 BAGS = "embedding_bags"
 """Attribute of an `EmbeddingBagCollection` with one `nn.EmbeddingBag` for each table."""
+MEAN_CURE = "means over bags are not exact if its rows are split; use sums with weights, or ParameterServer()"
 _MODULES = "torchrec.modules.embedding_modules"
 
 
@@ -133,6 +134,9 @@ def _check(each: Collection, users: Mapping[int, Sequence[str]]) -> None:
 def _check_collection(place: str, module: Any) -> None:
     if type(module).__name__ != "EmbeddingBagCollection":
         raise _refusal(place, f"it is a {type(module).__name__}; only EmbeddingBagCollection itself works")
+    means = [config.name for config in module.embedding_bag_configs() if config.pooling.name == "MEAN"]
+    if means:
+        raise _refusal(f"{place}.{means[0]}", MEAN_CURE)
 
 
 def _check_plain(place: str, embedding: Any) -> None:
@@ -148,7 +152,9 @@ def _check_plain(place: str, embedding: Any) -> None:
         raise _refusal(place, "scale_grad_by_freq needs the counts of the whole batch; leave it out")
     if isinstance(embedding, nn.EmbeddingBag):
         if embedding.mode == "max":
-            raise _refusal(place, "torchrec has no bags with mode='max'; use 'sum' or 'mean', or ParameterServer()")
+            raise _refusal(place, "torchrec has no bags with mode='max'; use 'sum', or ParameterServer()")
+        if embedding.mode == "mean":
+            raise _refusal(place, MEAN_CURE)
         return
     padding = embedding.padding_idx
     if padding is not None and not embedding.weight.is_meta and bool(embedding.weight[padding].any()):

@@ -359,16 +359,14 @@ def _bags(collection: Collection) -> Any:
     """Return the collection itself, or one over an embedding of torch."""
     if not collection.is_plain:
         return collection.module
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType  # noqa: PLC0415
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig  # noqa: PLC0415
 
     embedding = collection.module
-    is_mean = isinstance(embedding, nn.EmbeddingBag) and embedding.mode == "mean"
     config = EmbeddingBagConfig(
         name=WEIGHT,
         num_embeddings=embedding.num_embeddings,
         embedding_dim=embedding.embedding_dim,
         feature_names=[WEIGHT],
-        pooling=PoolingType.MEAN if is_mean else PoolingType.SUM,
     )
     return EmbeddingBagCollection([config], device=torch.device("meta"))
 
