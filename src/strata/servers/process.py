@@ -43,6 +43,8 @@ SCRATCH = "strata-server-"
 """Prefix of temporary directories with sockets; the next server removes those of a killed process."""
 POLL_S = 0.5
 """Interval of progress reports."""
+IDLE_S = 30.0
+"""Time without a step of the workers after which a server reports that it is idle, and not that it trains."""
 STEP_TIMEOUT_S = 900.0
 """Time for all workers to push the step that they save; the agent restarts a run that hangs for longer."""
 ABANDONED_S = 60.0
@@ -121,13 +123,14 @@ def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[
 
 def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Notes) -> bytes:
     """Take part in what the workers do together, until they are done."""
-    had_workers, gone_since_s, stop_reason = False, 0.0, ""
+    had_workers, gone_since_s, stop_reason, stepped_s = False, 0.0, "", time.monotonic()
     while True:
         note, payload = _next(notes)
         step = min(server.state.step for server in servers)
         if step > ctx.step:
+            stepped_s = time.monotonic()
             ctx.report(step=step)
-        else:  # no worker has made a step: they are watched themselves
+        elif time.monotonic() - stepped_s > IDLE_S:  # the workers wait for data, or are watched themselves
             ctx.idle()
         if note is not None and note.kind == "save":
             for server in servers:
