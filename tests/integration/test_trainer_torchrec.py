@@ -75,10 +75,9 @@ def test_a_fit_resumes_on_one_worker_and_on_two_again(tmp_path: Path, optimizer:
 
     assert weights(module) == pytest.approx(one_process(epochs=3, optimizer=optimizer), abs=1e-6)
     with CheckpointManager(tmp_path / "saved") as manager:
-        (rows,) = manager.load(only=["trainer.strategy.tables.bags.*.user.weight.rows"])["trainer"]["strategy"][
-            "tables"
-        ].values()
-    assert torch.equal(rows["rows"], module.bags.embedding_bags["user"].weight)
+        saved = manager.load(only=["trainer.strategy.tables.bags.*.user.weight.rows"])["trainer"]["strategy"]["tables"]
+    (rows,) = [table["rows"] for table in saved.values() if "rows" in table]
+    assert torch.equal(rows, module.bags.embedding_bags["user"].weight)
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def test_collections_and_embeddings_are_found_by_size_and_by_name() -> None:
     assert [each.place for each in find(Net(), None, min_bytes=1_000)] == ["user"]
     assert [each.place for each in find(Net(), ["*er", "item.weight"], min_bytes=0)] == ["user", "item"]
     (bags,) = find(models().Bags(), None, min_bytes=4_000)
-    with pytest.raises(InvalidArgument, match=r"torchrec cannot shard bags\.user: means over bags"):
+    with pytest.raises(InvalidArgument, match=r"torchrec cannot shard bags\.user: its bags are means"):
         find(models().Bags(mean=True), None, min_bytes=0)
 
     assert (bags.place, list(bags.tables)) == ("bags", ["user", "item"])
@@ -160,7 +160,7 @@ def test_collections_and_embeddings_are_found_by_size_and_by_name() -> None:
         (nn.Embedding(9, 4, max_norm=1.0), "max_norm"),
         (nn.Embedding(9, 4, scale_grad_by_freq=True), "scale_grad_by_freq"),
         (nn.EmbeddingBag(9, 4, mode="max"), "mode='max'"),
-        (nn.EmbeddingBag(9, 4, mode="mean"), "means over bags"),
+        (nn.EmbeddingBag(9, 4, mode="mean"), "its bags are means"),
         (nn.Embedding(9, 4).requires_grad_(False), "frozen"),
         (nn.Embedding(9, 4, dtype=torch.float64), "float64"),
         (nn.Embedding.from_pretrained(torch.ones(9, 4), freeze=False, padding_idx=1), "row 1, its padding_idx"),

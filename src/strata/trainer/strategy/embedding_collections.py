@@ -25,7 +25,10 @@ WEIGHT = "weight"
 """Name of the table of an `nn.Embedding` or `nn.EmbeddingBag`, as in a plan of torchrec."""
 BAGS = "embedding_bags"
 """Attribute of an `EmbeddingBagCollection` with one `nn.EmbeddingBag` for each table."""
-MEAN_CURE = "means over bags are not exact if its rows are split; use sums with weights, or ParameterServer()"
+MEAN_CURE = (
+    "its bags are means, which torchrec does not compute as one process does on several CPU workers; use sums with "
+    "weights, or ParameterServer()"
+)
 _MODULES = "torchrec.modules.embedding_modules"
 
 
