@@ -23,7 +23,7 @@ from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import RunView, WorkerView, describe_checkpoint
-from strata.launch.supervisor import AskToStop, Finish, Note, Phase, StartAttempt, Supervisor
+from strata.launch.supervisor import AskToStop, Finish, Note, Phase, StartAttempt, StartWorker, Supervisor
 from strata.launch.watchdog import StepWatch
 
 if TYPE_CHECKING:
@@ -232,9 +232,9 @@ class Agent:
         self._set_only()
         if workers:
             self.supervisor.joined()
-        for worker in workers:
+        for rank, worker in by_rank.items():
             if worker.state == "TRAINING":
-                self.supervisor.advanced(worker.step)
+                self.supervisor.advanced(worker.step, rank)
         self._note_worker_events()
         hung = self._observed.watch.look(by_rank, self.supervisor.running, now_s=self._now_s())
         if hung is not None:
@@ -258,11 +258,15 @@ class Agent:
     async def _act(self, actions: Sequence[Action]) -> None:
         attempt = self.supervisor.attempt
         for action in actions:
-            if attempt != self.supervisor.attempt and isinstance(action, (AskToStop, KillWorkers, DumpStacks)):
+            if attempt != self.supervisor.attempt and isinstance(
+                action, (StartWorker, AskToStop, KillWorkers, DumpStacks)
+            ):
                 continue  # dumping stacks takes a while: this was meant for workers that have ended since
             match action:
                 case StartAttempt(attempt, world_size):
                     await self._start(attempt, world_size)
+                case StartWorker(of_attempt, rank, incarnation):
+                    await self._nodes.restart(of_attempt, rank, incarnation)
                 case AskToStop(reason):
                     self._spawn(self._ask_to_stop(reason))
                 case KillWorkers(of_attempt, ranks):

@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
 from strata.checkpoint.policy import not_before
-from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
+from strata.errors import CheckpointAborted, ConfigError, InvalidArgument, NoCheckpoint, StrataError
 from strata.identity import Identity
 from strata.launch.environment import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
 from strata.train import pytrees, rng
 from strata.train.agreement import Agreement
+from strata.train.alone import Alone
 from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
 from strata.train.metrics import Gauges
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 _MASTER = {"MASTER_ADDR", "MASTER_PORT"}
 OURS = "strata"
 """Name of our own part of a checkpoint."""
+SAVING, AGREEING = "saving", "agreeing"
+"""Reasons for which a rank cannot be restarted alone."""
 ASK_AGAIN_S = 60.0
 """Interval between two requests for a checkpoint, if the first had no result."""
 AGREE_TIMEOUT_S = 180.0
@@ -88,8 +91,13 @@ class Context:
         *,
         strategy: Strategy | None = None,
         agreement: Agreement | None = None,
+        alone: Alone | None = None,
     ) -> None:
         self.identity = identity
+        self.alone = alone or Alone({})
+        """Whether this process may be restarted without the others."""
+        self._save: Save | None = None
+        """The last save, until it is known to have ended."""
         self.roles = Roles.of(identity, 0)
         self.companion: Companion | None = None
         """Notified before this rank saves or ends together with the others."""
@@ -310,12 +318,15 @@ class Context:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="into")
         self._membership.report("RECOVERING")
         self._not_before = 0
+        chosen = self._newest() if self.identity.incarnation else None
+        if self.identity.incarnation and chosen is None:
+            return Progress(state=into)
         self._unsaved, self._is_under_way, self._has_new_step = None, False, False
         ours, given_back = _Ours(), pytrees.stand_ins(into)
         try:
             with pytrees.on_the_host(given_back):
                 found = self.checkpoints.restore(
-                    {**into, **given_back, OURS: ours}, strict=strict, saved_by=self.roles.saved_by
+                    {**into, **given_back, OURS: ours}, id=chosen, strict=strict, saved_by=self.roles.saved_by
                 )
         except NoCheckpoint:
             return Progress(state=into)
@@ -328,6 +339,17 @@ class Context:
         self._saved_step = self.step
         self._membership.restored(found)
         return Progress(self.step, self.epoch, found, state)
+
+    def _newest(self) -> str | None:
+        """Return the checkpoint that a rank loads without the others, which do not choose with it."""
+        newest = self.checkpoints.latest()
+        return None if newest is None else newest.id
+
+    def continue_after(self, step: int) -> None:
+        """Continue after a step that an earlier process of this rank has made, later than the checkpoint."""
+        self.step = step
+        self._agreement.restored(step)
+        self.checkpoints.resumed(step)
 
     def _put_back(self, state: Mapping[str, Any], *, has_generators: bool, has_loaders: bool) -> None:
         self.step, self.epoch = int(state["step"]), int(state["epoch"])
@@ -368,6 +390,7 @@ class Context:
         self.step = self.step if step is None else step
         if OURS in state:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="state")
+        self.alone.hold(SAVING)
         self._has_saved = True
         self._unsaved, self._saved_step = None, self.step
         self._asked_s = -ASK_AGAIN_S
@@ -386,7 +409,7 @@ class Context:
             replicas=self.roles.num_workers,
             **arguments,
         )
-        self._gauges.save = save
+        self._gauges.save = self._save = save
         return save
 
     def maybe_checkpoint(
@@ -401,6 +424,14 @@ class Context:
                 last step, and `epochs` and `close` do not.
         """
         self._home.require("this context")
+        try:
+            return self._maybe_checkpoint(state, step=step, is_passing=is_passing, arguments=arguments)
+        finally:
+            self._release_alone()
+
+    def _maybe_checkpoint(
+        self, state: Mapping[str, Any], *, step: int | None, is_passing: bool, arguments: dict[str, Any]
+    ) -> Save | None:
         if step is not None or not self._has_new_step:
             self.report(step=self.step + 1 if step is None else step)
         self._has_new_step = False
@@ -416,6 +447,26 @@ class Context:
             save.wait()
             self.stop(due[0].reason)
         return save
+
+    def completing(self, step: int) -> None:
+        """The effects of this step are about to leave this process. If all ranks save after it, this one must, too."""
+        if self.alone.is_begun and self._saves_by_steps and self.checkpoints.should_save(step):
+            self.alone.hold(SAVING)
+
+    def _release_alone(self) -> None:
+        """Between two steps, with no save in progress and none agreed on, the others do not rely on this rank."""
+        if not self.alone.is_begun or (self._save is not None and not self._save.done):
+            return
+        if self._save is not None and isinstance(self._save.error, CheckpointAborted):
+            self._save.was_reported = True  # a rank was restarted meanwhile; the next save replaces this one
+        self._save = None
+        self.alone.release(SAVING)
+        self._agreement.when_idle(lambda: self.alone.release(AGREEING))
+
+    @property
+    def _saves_by_steps(self) -> bool:
+        strategy = self._strategy
+        return strategy is not None and not isinstance(strategy, Manual) and decides_by_steps(strategy)
 
     def _is_time(self) -> bool:
         """Return whether this rank saves now by its strategy. For strategies by time, rank 0 decides and asks all
