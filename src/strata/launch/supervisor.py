@@ -231,7 +231,7 @@ class Supervisor:
             self._away = {}
             if self.running:
                 actions.append(self._kill(self.running))
-        if self.running:
+        if self.running or self._away:
             return actions
         return actions + self._attempt_ended(now_s)
 

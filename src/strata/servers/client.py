@@ -105,13 +105,13 @@ class ServersClient:
         gradients: Mapping[str, Push],
         rates: Mapping[str, float] | None = None,
         *,
-        num_saves: int = 0,
+        saved: tuple[int, int] = (0, 0),
     ) -> Future[None]:
         """Complete step `clock` with these gradients, whose keys must ascend. All servers get a push.
 
         Args:
             rates: Learning rates of the tables, if they have changed.
-            num_saves: Checkpoints that this worker has requested so far.
+            saved: The last checkpoint in which this worker took part; see `protocol.Push`.
         """
         tables = list(gradients)
         owners = {name: self._placement.owners_of(push.keys) for name, push in gradients.items()}
@@ -122,7 +122,7 @@ class ServersClient:
                 own = np.flatnonzero(owners[name] == number)
                 parts += [(gradients[name].keys, own), (gradients[name].gradients, own)]
             in_order = [rates[name] for name in tables] if rates else []
-            pushed.append(link.push(protocol.Push(0, clock, tables, in_order, num_saves), parts))
+            pushed.append(link.push(protocol.Push(0, clock, tables, in_order, saved), parts))
         return _all_of(pushed)
 
     def notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> Future[None]:

@@ -44,7 +44,8 @@ class WorkerLink:
         """Learning rates that the servers use."""
         self._clients: dict[str, ServersClient] = {}
         self._clock = 0
-        self._num_saves = 0
+        self._saved = (0, 0)
+        """The last checkpoint: its step, and its number among those of this step."""
         self._pushed: list[Future[None]] = []
         """Pushes that may not be applied yet."""
 
@@ -84,11 +85,18 @@ class WorkerLink:
             tables = [spec.name for spec in self._parts[part].tables]
             chosen = {name: gradients[name] for name in tables if name in gradients}
             sent = {name: self._rates[name] for name in chosen} if changed else None
-            self._pushed.append(client.push(self._clock, chosen, sent, num_saves=self._num_saves))
+            self._pushed.append(client.push(self._clock, chosen, sent, saved=self._saved))
+
+    def completed_steps(self) -> int:
+        """Return how many steps of this worker all servers have applied. A worker that is restarted alone continues
+        after them; a server that has applied one more recognizes it when it is repeated.
+        """
+        self._connect()
+        return self._clock
 
     def saving(self, step: int) -> None:
         """All workers save after this step: the servers do, too, before they apply a later push."""
-        self._num_saves += 1
+        self._saved = (step, self._saved[1] + 1 if step == self._saved[0] else 1)
         self._notify("save", step)
 
     def ending(self, step: int) -> None:
@@ -140,7 +148,7 @@ class WorkerLink:
         endpoints = [Endpoint.decode(published[rank]) for rank in roles.server_ranks]
         names = server_names(roles.num_servers)
         node = node_of(ctx.identity)
-        fence = Fence(ctx.rank, ctx.attempt, 0)
+        fence = Fence(ctx.rank, ctx.attempt, ctx.identity.incarnation)
         for part in self._parts.values():
             self._clients[part.name] = client = ServersClient(
                 {name: each.address_for(node, part.name) for name, each in zip(names, endpoints, strict=True)},
@@ -150,9 +158,9 @@ class WorkerLink:
                 contexts={name: each.client_context() for name, each in zip(names, endpoints, strict=True)},
                 is_half=part.is_half,
             )
-            if client.clock != ctx.step:
+            if client.clock != ctx.step and not ctx.identity.incarnation:
                 raise StrataError(
                     f"the parameter servers are at step {client.clock} and this worker is at step {ctx.step}; this is "
                     "a bug in Strata, please report it"
                 )
-        self._clock = ctx.step
+        self._clock = min(client.clock for client in self._clients.values())

@@ -127,7 +127,7 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
                 server.wait_for_step(note.step, STEP_TIMEOUT_S)
             tables.save(ctx, note.step)
             for server in servers:
-                server.saved()
+                server.saved(note.step)
         elif note is not None and note.kind == "end":
             ctx.step = note.step
             ctx.membership.ends_together(note.step)

@@ -49,8 +49,9 @@ class Push(msgspec.Struct, tag=True, array_like=True):
     tables: list[str]
     rates: list[float] = []
     """Current learning rate of each table; empty if they have not changed."""
-    num_saves: int = 0
-    """Checkpoints that the worker has requested so far: a server applies the push after it has made as many."""
+    saved: tuple[int, int] = (0, 0)
+    """The last checkpoint in which the worker took part: its step, and its number among those of this step. A server
+    applies the push after it has made this checkpoint."""
 
 
 class Note(msgspec.Struct, tag=True, array_like=True):

@@ -70,7 +70,8 @@ class Server:
         self._notify = notify
         self._lock = threading.Lock()
         self._advanced = threading.Condition(self._lock)
-        self._num_saves = 0
+        self._saved = (0, 0)
+        """The last checkpoint: its step, and its number among those of this step."""
         self._held: list[_Held] = []
         self._num_joined = 0
         self._replies: list[_Reply] = []
@@ -113,10 +114,10 @@ class Server:
                     f"step {self.state.step}"
                 )
 
-    def saved(self) -> None:
-        """A checkpoint has been copied: apply the pushes that wait for it."""
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step has been copied: apply the pushes that wait for it."""
         with self._advanced:
-            self._num_saves += 1
+            self._saved = (step, self._saved[1] + 1 if step == self._saved[0] else 1)
             held, self._held = self._held, []
             for each in held:
                 self._push_or_hold(each)
@@ -176,7 +177,7 @@ class Server:
         return fence
 
     def _push_or_hold(self, push: _Held) -> None:
-        if push.request.num_saves > self._num_saves:
+        if push.request.saved > self._saved:
             self._held.append(push)
             return
         try:

@@ -19,6 +19,7 @@ The last step of a run is saved with every strategy: at the end of `epochs`, or 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from strata.checkpoint import CheckpointMetadata, Save
     from strata.checkpoint.policy import Strategy
     from strata.data.order.steps import Tail
+    from strata.train.meeting import Meetings
     from strata.train.membership import Membership
     from strata.train.roles import Companion
 
@@ -96,6 +98,9 @@ class Context:
         self.identity = identity
         self.alone = alone or Alone({})
         """Whether this process may be restarted without the others."""
+        self._may_lose_ranks = False
+        """Ranks are restarted alone, so that a checkpoint may have to be given up while training continues."""
+        self._meetings: Meetings | None = None
         self._save: Save | None = None
         """The last save, until it is known to have ended."""
         self.roles = Roles.of(identity, 0)
@@ -209,6 +214,26 @@ class Context:
         elif self.roles.num_servers:  # the environment counts them too
             defaults |= {"rank": self.rank, "world_size": self.world_size}
         distributed.init_process_group(**{**defaults, **arguments})
+
+    def meet_on_demand(self) -> None:
+        """Let workers be restarted alone: torch's process group exists only within `together`. Call it on all ranks of
+        a run whose workers share no collective while they train.
+        """
+        self._membership.follow_restarts()
+        self._may_lose_ranks = True
+        if not self.roles.is_server:
+            from strata.train.meeting import Meetings  # noqa: PLC0415 - imports torch
+
+            self._meetings = Meetings(self)
+
+    @contextlib.contextmanager
+    def together(self, name: str) -> Iterator[None]:
+        """Run the body on all workers together, with torch's process group. `name` is used once in an attempt."""
+        if self._meetings is None:  # the group exists all the time
+            yield
+            return
+        with self._meetings.meet(name):
+            yield
 
     # -- data ------------------------------------------------------------------------------------------------------
 
@@ -391,6 +416,7 @@ class Context:
         if OURS in state:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="state")
         self.alone.hold(SAVING)
+        self._forget_save()
         self._has_saved = True
         self._unsaved, self._saved_step = None, self.step
         self._asked_s = -ASK_AGAIN_S
@@ -457,11 +483,18 @@ class Context:
         """Between two steps, with no save in progress and none agreed on, the others do not rely on this rank."""
         if not self.alone.is_begun or (self._save is not None and not self._save.done):
             return
-        if self._save is not None and isinstance(self._save.error, CheckpointAborted):
-            self._save.was_reported = True  # a rank was restarted meanwhile; the next save replaces this one
-        self._save = None
+        self._forget_save()
         self.alone.release(SAVING)
         self._agreement.when_idle(lambda: self.alone.release(AGREEING))
+
+    def _forget_save(self) -> None:
+        """Wait for the end of the last save. One that was given up because a rank was restarted is not an error: the
+        next save replaces it.
+        """
+        save, self._save = self._save, None
+        if save is not None and self._may_lose_ranks:
+            save.until_ended()
+            save.was_reported |= isinstance(save.error, CheckpointAborted)
 
     @property
     def _saves_by_steps(self) -> bool:

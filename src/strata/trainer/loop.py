@@ -59,14 +59,31 @@ class Loop:
                     self.step(batches)
                     if self.is_cut or history.stop_reason:
                         break
-                if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
-                    self._save_last()
-                self.end_epoch(epoch, time.perf_counter() - began_s)
+                seconds = time.perf_counter() - began_s
+                with self.ctx.together(f"epoch {epoch}"):
+                    if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
+                        self._save_last()
+                    self.end_epoch(epoch, seconds)
                 self._end_if_interrupted()
             if self.is_cut or history.stop_reason:
                 break
+
+    def end(self) -> None:
+        """Save the last step, unless it is saved. All workers have arrived."""
         if not self.is_cut:
             self._save_last()
+
+    def continue_alone(self, step: int) -> None:
+        """Continue after a step that an earlier process of this rank has pushed; the last checkpoint is restored.
+
+        Every epoch ends with a checkpoint, so this step and the checkpoint's are in the same epoch, unless that one is
+        complete.
+        """
+        ctx, num_steps = self.ctx, step - self.ctx.step
+        if num_steps and self.parts.history.num_epochs > ctx.epoch:
+            ctx.epoch += 1
+        self.parts.skip(num_steps, epoch=ctx.epoch)
+        ctx.continue_after(step)
 
     def step(self, batches: Iterator[tuple[Batch, float, bool]]) -> None:
         """Make one optimizer step from the batches that accumulate into it."""
@@ -85,6 +102,7 @@ class Loop:
 
     def update(self) -> None:
         parts, ctx = self.parts, self.ctx
+        ctx.completing(ctx.step + 1)
         if parts.are_gradients_usable():
             parts.scaler.step(parts.optimizer)
             parts.bound.push()
@@ -133,9 +151,12 @@ class Loop:
         is_best = parts.history.add(row)
         parts.after_epoch(row)
         parts.callbacks.on_epoch(row)
-        if parts.valid is not None and is_best and not self.is_cut:
-            metadata = {parts.history.monitor: row[parts.history.monitor]}
-            ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
+        is_rated = parts.valid is not None and is_best
+        if not self.is_cut and (is_rated or ctx.alone.is_begun):
+            metadata = {parts.history.monitor: row[parts.history.monitor]} if is_rated else {}
+            save = ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
+            if ctx.alone.is_begun:  # a worker that is restarted alone finds the history up to here
+                save.wait()
 
     def _note(self, loss: torch.Tensor, batch: Batch) -> None:
         value = self._last_loss = loss.item()

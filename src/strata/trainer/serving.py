@@ -245,6 +245,13 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
     )
 
 
+def completed_steps(ctx: Context) -> int:
+    """Return the steps of this worker that all servers have applied, for a worker that is restarted alone."""
+    link: Any = ctx.companion
+    completed: int = link.completed_steps()
+    return completed
+
+
 def run_server(ctx: Context, trainer: Trainer) -> Result:
     """Serve the workers of a fit until they are done; return their result."""
     strategy = trainer.strategy

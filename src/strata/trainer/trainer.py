@@ -32,7 +32,7 @@ from strata.trainer.config import DEFAULT_BATCH_SIZE, FitConfig, Settings, colum
 from strata.trainer.diagnosis import explain_unpicklable
 from strata.trainer.history import EarlyStopping, Result
 from strata.trainer.objective import Objective
-from strata.trainer.strategy import AllReduce, ServerStrategy, num_servers
+from strata.trainer.strategy import AllReduce, ServerStrategy, is_asynchronous, num_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -422,6 +422,7 @@ class Trainer:
             max_restarts=self.max_restarts,
             logs=self.logs,
             servers=num_servers(self.strategy) if has_servers else 0,
+            is_asynchronous=has_servers and is_asynchronous(self.strategy),
         )
 
     def _run(self, engine: Engine, job: Callable[..., Any], config: FitConfig, saving: engines.Saving) -> Any:

@@ -23,7 +23,7 @@ from strata.trainer.loop import Loop
 from strata.trainer.metrics.gathering import gather_states
 from strata.trainer.optimizer import Ema
 from strata.trainer.resumption import only_fitting
-from strata.trainer.strategy import ServerStrategy
+from strata.trainer.strategy import ServerStrategy, is_asynchronous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,15 +57,23 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
         loop = Loop(parts, ctx)
         with only_fitting(parts.module, parts.optimizer, ctx.checkpoints):
             ctx.restore(loop.state)
+        if ctx.identity.incarnation:
+            loop.continue_alone(serving.completed_steps(ctx))
         parts.bound.begin()
+        if is_asynchronous(trainer.strategy) and getattr(parts.loader, "has_global_state", False):
+            ctx.alone.begin()
         if config.is_resumed and ctx.attempt == 0:
             parts.history.stop_reason = ""  # the user wants to go on
         with contextlib.closing(parts.callbacks):
             parts.callbacks.on_start(_run_info(parts, ctx))
             with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
                 loop.run()
-            ctx.checkpoints.wait()
-            result = _result(loop, ctx, config.started_s or began_s)
+            with ctx.together("end"):
+                ctx.alone.hold("done")
+                with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
+                    loop.end()
+                ctx.checkpoints.wait()
+                result = _result(loop, ctx, config.started_s or began_s)
             parts.callbacks.on_end(result)
         serving.finish(ctx, result)
         parts.bound.close()
@@ -97,7 +105,8 @@ def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str,
         return found
     serving.require_values(trainer.module)
     evaluator, loader, _, _ = build_evaluator(trainer, config, ctx.identity, ctx.device)
-    found = evaluator.evaluate(loader)
+    with ctx.together(topic):
+        found = evaluator.evaluate(loader)
     if ctx.roles.num_servers and ctx.rank == 0:
         ctx.membership.publish(topic, msgspec.json.encode(found).decode())
     return found

@@ -14,7 +14,13 @@ This folder imports torch, `servers`, errors and the identity. It never touches 
 
 from strata.trainer.strategy.all_reduce import AllReduce
 from strata.trainer.strategy.base import Bound, Ranks, Strategy
-from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy, num_servers
+from strata.trainer.strategy.parameter_server import (
+    Hybrid,
+    ParameterServer,
+    ServerStrategy,
+    is_asynchronous,
+    num_servers,
+)
 from strata.trainer.strategy.power_sgd import PowerSGD
 
 __all__ = [
@@ -26,5 +32,6 @@ __all__ = [
     "Ranks",
     "ServerStrategy",
     "Strategy",
+    "is_asynchronous",
     "num_servers",
 ]

@@ -78,6 +78,11 @@ class ParameterServer:
         return self.servers
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether workers share nothing but the servers while they train."""
+        return self.staleness is None
+
+    @property
     def dense(self) -> ParameterServer:
         return self
 
@@ -113,6 +118,11 @@ class Hybrid:
     def num_servers(self) -> int:
         return self.sparse.servers
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether workers share nothing but the servers while they train."""
+        return isinstance(self.dense, ParameterServer) and self.dense.is_asynchronous and self.sparse.is_asynchronous
+
 
 ServerStrategy: TypeAlias = ParameterServer | Hybrid
 
@@ -120,6 +130,11 @@ ServerStrategy: TypeAlias = ParameterServer | Hybrid
 def num_servers(strategy: object) -> int:
     """Return how many processes serve parameters, beside the workers."""
     return strategy.num_servers if isinstance(strategy, ParameterServer | Hybrid) else 0
+
+
+def is_asynchronous(strategy: object) -> bool:
+    """Return whether workers share nothing but parameter servers while they train, so that each can restart alone."""
+    return isinstance(strategy, ParameterServer | Hybrid) and strategy.is_asynchronous
 
 
 def _require_count(name: str, value: object, *, least: int, most: int | None = None) -> None:
