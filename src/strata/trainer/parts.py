@@ -110,7 +110,7 @@ class Parts:
         return batch, weight, is_last
 
     def skip(self, num_steps: int, *, epoch: int) -> None:
-        """Skip the batches of steps that were made already, by arithmetic, and advance the scheduler as they did.
+        """Skip the batches of steps that were made already, and advance the scheduler as they did.
 
         Raises:
             StrataError: The epoch has fewer steps.
@@ -118,12 +118,7 @@ class Parts:
         if not num_steps:
             return
         self.loader.set_epoch(epoch)
-        steps = remaining_steps(self.loader)
-        num_batches = min(num_steps * self.settings.accumulate, steps.num_batches)
-        if num_batches <= (num_steps - 1) * self.settings.accumulate:
-            raise StrataError(f"epoch {epoch} has {steps.num_batches} batches left, fewer than {num_steps} steps need")
-        position = steps.position_after(num_batches - 1)
-        self.loader.load_state_dict({**self.loader.state_dict(), "position": position})
+        skip_steps(self.loader, num_steps, accumulate=self.settings.accumulate)
         for _ in range(num_steps if self._scheduler is not None and self.settings.scheduler_every == "step" else 0):
             self._scheduler.step()
 
@@ -233,6 +228,19 @@ def remaining_steps(loader: Any) -> Steps:
     rows = getattr(loader, "map_rows", None)
     found: Steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
     return found
+
+
+def skip_steps(loader: Any, num_steps: int, *, accumulate: int) -> None:
+    """Move a loader past the batches of as many optimizer steps, without reading them: the order is arithmetic.
+
+    Raises:
+        StrataError: The epoch has fewer steps.
+    """
+    steps = remaining_steps(loader)
+    num_batches = min(num_steps * accumulate, steps.num_batches)
+    if num_batches <= (num_steps - 1) * accumulate:
+        raise StrataError(f"{num_steps} steps need more than the {steps.num_batches} batches that the epoch has left")
+    loader.load_state_dict({**loader.state_dict(), "position": steps.position_after(num_batches - 1)})
 
 
 class _RowClock:
