@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ class Killed(Trainer):
     marks = Path()
     kills: tuple[tuple[int, int], ...] = ()
     """(rank, number of the call in its process)"""
+    server_kills: tuple[int, ...] = ()
+    """Calls of rank 0 in which it kills the last server."""
     is_paced = True
     calls = 0
 
@@ -64,6 +68,11 @@ class Killed(Trainer):
                 mark.touch()
                 (self.marks / f"killed-{rank}").write_text(str(self._num_steps(1 - rank)))
                 os.kill(os.getpid(), signal.SIGKILL)
+        for call in self.server_kills:
+            mark = self.marks / f"killed-server-{call}"
+            if rank == 0 and self.calls == call and not mark.exists():
+                mark.touch()
+                os.kill(pid_of_server(self.module), signal.SIGKILL)
         return super().training_step(module, batch)
 
     def _num_steps(self, rank: int) -> int:
@@ -82,12 +91,25 @@ class Killed(Trainer):
             (self.marks / f"continued-{other}").touch()
 
 
+def pid_of_server(module: Any) -> int:
+    """Return the process at the other end of the last connection of a lookup."""
+    client = next(iter(module.user._rows._source._clients.values()))
+    sock = client._links[-1]._connection._sock
+    pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+    return pid
+
+
 def sum_of(predicted: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return predicted.sum()
 
 
 def train(
-    tmp_path: Path, kills: tuple[tuple[int, int], ...], *, is_paced: bool = True, **arguments: Any
+    tmp_path: Path,
+    kills: tuple[tuple[int, int], ...],
+    *,
+    server_kills: tuple[int, ...] = (),
+    is_paced: bool = True,
+    **arguments: Any,
 ) -> tuple[Counts, Any, list[Any]]:
     module = Counts()
     strategy = ParameterServer(servers=2, tables="user", staleness=None)
@@ -103,6 +125,7 @@ def train(
         max_restarts=5,
     )
     trainer.kills, trainer.marks, trainer.is_paced = kills, tmp_path, is_paced
+    trainer.server_kills = server_kills
     data = {"user": torch.arange(NUM_USERS), "target": torch.zeros(NUM_USERS)}
     result = trainer.fit(data, label="target", epochs=EPOCHS, batch_size=BATCH_SIZE, **arguments)
     return module, result, open_run("counts").events()
@@ -128,6 +151,23 @@ def test_workers_killed_between_checkpoints_and_during_them_train_every_row_once
 
     assert len(list(tmp_path.glob("killed-*-*"))) == 5
     require_each_row_once(module)
+    assert len(result.history) == EPOCHS
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_server_restarts_alone_and_reports_the_updates_that_it_has_lost(tmp_path: Path) -> None:
+    module, result, events = train(tmp_path, (), server_kills=(6, 8, 26), every=1_000)
+
+    assert len(list(tmp_path.glob("killed-server-*"))) == 3
+    assert [event.rank for event in events if event.what == "restarted"] == [3, 3, 3]
+    assert {event.attempt for event in events} == {0}
+    assert result.lost_updates > 0
+    assert any(event.what == "lost" and "update" in event.text for event in events)
+    counts = -module.user.weight[:, 0]
+    missing = EPOCHS * NUM_USERS - counts.sum().item()
+    assert counts.min() >= 0
+    assert counts.max() <= EPOCHS, "no push was applied twice"
+    assert 0 < missing <= result.lost_updates * BATCH_SIZE
     assert len(result.history) == EPOCHS
 
 

@@ -17,13 +17,15 @@ import pytest
 from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
 from strata.servers.client import ServersClient
 from strata.servers.clocks import Push
+from strata.servers.placement import Placement
 from strata.servers.server import Server
 from strata.servers.state import Fence, ServerState
 from strata.servers.table.initial import Initial
-from strata.servers.table.optimizers import Adagrad
+from strata.servers.table.optimizers import SGD, Adagrad
 from strata.servers.table.table import NotFiniteGradient, TableSpec
 from strata.transport.bulk import ConnectionLost, connect
 from strata.transport.tokens import Grant, Guard, Role
+from tests.integration.servers import until
 
 TOKEN = "a-token-for-these-tests"
 GUARD = Guard(lambda: (Grant(Role.WORKER, TOKEN.encode()), Grant(Role.READER, b"a-token-of-a-reader")))
@@ -32,6 +34,7 @@ SPECS = [
     TableSpec(name=name, width=width, optimizer=Adagrad(lr=0.1), initial=Initial(seed=width))
     for name, width in WIDTHS.items()
 ]
+PLAIN = [TableSpec(name=name, width=width, optimizer=SGD(lr=1.0)) for name, width in WIDTHS.items()]
 DEADLINE_S = 30.0
 
 
@@ -223,6 +226,79 @@ def test_a_worker_learns_which_server_is_lost(tmp_path: Path) -> None:
     cluster.servers[1].close()
     with pytest.raises(ConnectionLost, match="parameter server server-1"):
         client.pull(0, keys_of(0)).rows(DEADLINE_S)
+    client.close()
+    cluster.close()
+
+
+def counted(number: int) -> dict[str, Push]:
+    """Return a push whose gradients differ from step to step, and have no rows on some server now and then."""
+    keys = np.arange(number % 3, 40 * (number % 2) + 2, dtype=np.uint64)
+    return {name: Push(keys, np.full((len(keys), width), number, np.float32)) for name, width in WIDTHS.items()}
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1 << 20])
+def test_a_server_that_returns_gets_what_it_has_not_acknowledged_and_counts_what_it_has_lost(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    def start(name: str, step: int) -> Server:
+        server = Server(ServerState(PLAIN, num_workers=1, staleness=None), f"unix:{tmp_path}/{name}", guard=GUARD)
+        server.state.begin(step)
+        return server
+
+    kept, lost = start("kept", 0), start("lost", 0)
+    names = ("server-0", "server-1")
+    addresses = {name: each.addresses[0] for name, each in zip(names, (kept, lost), strict=True)}
+    tokens = dict.fromkeys(names, TOKEN)
+    client = ServersClient(addresses, Fence(0, 0, 1), WIDTHS, tokens=tokens, slab_bytes=num_bytes, is_patient=True)
+    for step in range(1, 8):
+        client.push(step, counted(step)).result(DEADLINE_S)
+    lost.close()
+    until(lambda: bool(client.lost), "the loss is known")
+    assert list(client.lost) == [1]
+    pushed = [client.push(step, counted(step)) for step in (8, 9)]  # without waiting for the server
+    found = start("returned", 5)  # from a checkpoint of step 5
+    num_lost = client.reconnect(1, found.addresses[0], token=TOKEN, context=None, saved=(0, 0))
+    for each in pushed:
+        each.result(DEADLINE_S)
+    client.push(10, counted(10)).result(DEADLINE_S)
+
+    assert (num_lost, found.state.num_lost) == (2, 2)
+    assert not client.lost
+    assert (kept.state.step, found.state.step) == (10, 10)
+    expected = ServerState(PLAIN, num_workers=1, staleness=None)
+    expected.join(Fence(0, 0, 1))
+    owned = Placement.first(names)
+    for clock, step in enumerate((8, 9, 10), start=1):
+        own = {
+            name: Push(push.keys[of], push.gradients[of])
+            for name, push in counted(step).items()
+            for of in [owned.owners_of(push.keys) == 1]
+        }
+        expected.push(Fence(0, 0, 1), clock, own)
+    for name in WIDTHS:
+        now, then = found.state.tables[name].rows(), expected.tables[name].rows()
+        assert (now.keys.tolist(), now.weights.tolist()) == (then.keys.tolist(), then.weights.tolist())
+    client.close()
+    kept.close()
+    found.close()
+
+
+def test_a_push_that_was_applied_and_not_acknowledged_is_not_applied_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    client = cluster.client(is_patient=True)
+    server = cluster.servers[0]
+    client.push(1, counted(1)).result(DEADLINE_S)
+    client._links[0]._connection.close()  # the network fails, not the server
+    until(lambda: bool(client.lost), "the loss is known")
+    pushed = client.push(2, counted(2))
+    server.state.push(Fence(0, 0, 1), 2, counted(2))  # its acknowledgement was lost
+    before = server.state.tables["users"].rows().weights.tolist()
+
+    assert client.reconnect(0, server.addresses[0], token=TOKEN, context=None, saved=(0, 0)) == 0
+
+    pushed.result(DEADLINE_S)
+    assert server.state.tables["users"].rows().weights.tolist() == before
+    client.push(3, counted(3)).result(DEADLINE_S)
     client.close()
     cluster.close()
 

@@ -25,9 +25,10 @@ from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import RunView, WorkerView, describe_checkpoint
 from strata.launch.supervisor import AskToStop, Finish, Note, Phase, StartAttempt, StartWorker, Supervisor
 from strata.launch.watchdog import StepWatch
+from strata.printing import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
     from typing import Any
 
     from strata.coordinator.client import AsyncCoordinatorClient
@@ -71,6 +72,8 @@ class _Observed:
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     noted: set[str] = field(default_factory=set)
     """Kinds of worker events that are in the timeline."""
+    num_lost: dict[tuple[int, str], int] = field(default_factory=dict)
+    """Lost updates of each process that are in the timeline, by rank and process."""
 
 
 class Agent:
@@ -236,6 +239,7 @@ class Agent:
             if worker.state == "TRAINING":
                 self.supervisor.advanced(worker.step, rank)
         self._note_worker_events()
+        self._note_lost_updates(by_rank)
         hung = self._observed.watch.look(by_rank, self.supervisor.running, now_s=self._now_s())
         if hung is not None:
             await self._act(self.supervisor.hung(hung.ranks, hung.silent_s))
@@ -252,6 +256,16 @@ class Agent:
                 if event.kind == "FIRST_STEP":
                     text = "training continues" if "RESTORED" in rank_0.events else "training begins"
                 self._note(event.kind.lower(), text, rank=0, step=event.step, at_s=event.at_s)
+
+    def _note_lost_updates(self, workers: Mapping[int, WorkerInfo]) -> None:
+        """Add the updates that restarted parameter servers have lost to the timeline."""
+        for rank, worker in workers.items():
+            process = rank, str(worker.incarnation)
+            number, before = int(worker.metrics.get(METRICS.lost_updates, 0)), self._observed.num_lost.get(process, 0)
+            if number > before:
+                self._observed.num_lost[process] = number
+                text = f"rank {rank} restarted from the last checkpoint without {counted(number - before, 'update')}"
+                self._note("lost", text, rank=rank)
 
     # -- actions ---------------------------------------------------------------------------------------------------
 

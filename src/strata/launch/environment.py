@@ -70,6 +70,8 @@ class METRICS:
     saving_fraction = "strata/saving_fraction"
     per_rank = "strata/per_rank"
     """Above 0 if a loader's state is per rank, so that only the same world size can resume from a checkpoint."""
+    lost_updates = "strata/lost_updates"
+    """Updates of workers that a parameter server has lost, because it was restarted from the last checkpoint."""
 
     @staticmethod
     def is_ours(name: str) -> bool:

@@ -6,9 +6,11 @@ without any, so that the clocks of all servers advance together. On one machine,
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from concurrent.futures import Future
+from collections import deque
+from concurrent.futures import Future, wait
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,12 +35,17 @@ if TYPE_CHECKING:
     from strata.servers.state import Fence
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
-    from strata.transport.bulk import Message
+    from strata.transport.bulk import BulkConnection, Message
 
 SLAB_BYTES = 64 << 20
 """Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
 NUM_REGIONS = 4
 """Messages in shared memory at a time: two pulls and two pushes."""
+MAX_UNACKED = 4
+"""Pushes that a server may leave unacknowledged, as it does while it waits for a checkpoint."""
+ACK_POLL_S = 0.5
+JOIN_TIMEOUT_S = 60.0
+"""Time for a server to admit a worker that joins again."""
 _ALIGNMENT = 64
 
 
@@ -55,6 +62,7 @@ class ServersClient:
         contexts: Mapping[str, ssl.SSLContext | None] = MappingProxyType({}),
         slab_bytes: int = SLAB_BYTES,
         is_half: bool = False,
+        is_patient: bool = False,
     ) -> None:
         """Connect to all servers and join.
 
@@ -63,6 +71,7 @@ class ServersClient:
             widths: By table.
             slab_bytes: Shared memory for each server on this machine; 0 for none.
             is_half: Send rows and gradients in half precision to servers on other machines.
+            is_patient: Keep the pushes that a lost server has not acknowledged, for `reconnect`.
 
         Raises:
             ConnectionLost: A server does not answer; the message names it.
@@ -75,9 +84,13 @@ class ServersClient:
             for name, address in addresses.items():
                 token, context = tokens.get(name, ""), contexts.get(name)
                 link = _Link(name, address, token=token, context=context, slab_bytes=slab_bytes, is_half=is_half)
+                link.is_patient = is_patient
                 self._links.append(link)
+            self._fence = fence
             joins = [link.ask(protocol.Join(0, *fence)) for link in self._links]
             self.clock = min(join.result()[0].clock for join in joins)
+            for link in self._links:
+                link.acked = self.clock
         except BaseException:
             self.close()
             raise
@@ -85,6 +98,26 @@ class ServersClient:
     def close(self) -> None:
         for link in self._links:
             link.close()
+
+    @property
+    def lost(self) -> dict[int, ConnectionLost]:
+        """The servers whose connections are lost, by number, and how."""
+        return {number: link.lost for number, link in enumerate(self._links) if link.lost is not None}
+
+    def reconnect(
+        self, number: int, address: str, *, token: str, context: ssl.SSLContext | None, saved: tuple[int, int]
+    ) -> int:
+        """Join a lost server again, and repeat what it has not acknowledged; return how many acknowledged pushes of
+        this worker it has lost.
+
+        Args:
+            saved: The last checkpoint in which this worker took part.
+
+        Raises:
+            ConnectionLost: It does not answer.
+            StrataError: It refuses this worker.
+        """
+        return self._links[number].reconnect(address, self._fence, token=token, context=context, saved=saved)
 
     def pull(self, clock: int, wanted: Mapping[str, Keys]) -> Pulled:
         """Ask for the rows of these keys, which must ascend. `clock`: completed steps of this worker."""
@@ -196,15 +229,25 @@ class _Link:
         self, name: str, address: str, *, token: str, context: ssl.SSLContext | None, slab_bytes: int, is_half: bool
     ) -> None:
         self.name = name
+        self.is_patient = False
+        self.acked = 0
+        """Steps that the server has acknowledged."""
+        self._unacked: deque[_Unacked] = deque()
+        self._slab_bytes = slab_bytes
+        self._wants_half = is_half
+        self._open(address, token=token, context=context)
+
+    def _open(self, address: str, *, token: str, context: ssl.SSLContext | None) -> None:
+        name, slab_bytes = self.name, self._slab_bytes
         try:
             self._connection = connect(address, token=token, context=context, max_bytes=MAX_MESSAGE_BYTES)
         except ConnectionLost as error:
             raise ConnectionLost(f"parameter server {name}: {error.message}") from error
-        self._is_half = is_half and not self._connection.can_share
+        self._is_half = self._wants_half and not self._connection.can_share
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
-        self._lost: ConnectionLost | None = None
+        self.lost: ConnectionLost | None = None
         self._slab = Slab.create(slab_bytes) if slab_bytes and self._connection.can_share else None
         self._regions: dict[str, list[_Region]] = {"pull": [], "push": []}
         if self._slab is not None:
@@ -217,7 +260,9 @@ class _Link:
             size = slab_bytes // NUM_REGIONS // _ALIGNMENT * _ALIGNMENT
             regions = [_Region(self._slab.view(number * size, size)) for number in range(NUM_REGIONS)]
             self._regions = {"pull": regions[0::2], "push": regions[1::2]}
-        self._thread = threading.Thread(target=self._receive, name=f"strata-pull-{name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._receive, args=(self._connection,), name=f"strata-pull-{name}", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -226,19 +271,38 @@ class _Link:
         if self._slab is not None:
             self._slab.close()
 
+    def reconnect(
+        self, address: str, fence: Fence, *, token: str, context: ssl.SSLContext | None, saved: tuple[int, int]
+    ) -> int:
+        self.close()
+        self._open(address, token=token, context=context)
+        try:
+            join = self.ask(protocol.Join(0, *fence, clock=self.acked, saved=saved))
+            answer: protocol.Answer = join.result(JOIN_TIMEOUT_S)[0]
+        except TimeoutError:
+            error = ConnectionLost(f"parameter server {self.name} has not admitted this worker in {JOIN_TIMEOUT_S:g} s")
+            self._fail(self._connection, error)
+            raise error from None
+        for each in list(self._unacked):
+            if each.request.clock <= answer.clock:
+                self._acknowledge(each, None)
+            else:
+                self._send_push(each)
+        return answer.num_lost
+
     def ask(self, request: Request, buffers: list[Any] | None = None) -> Future[Any]:
         """Send a request; the result is the answer and its buffers."""
         request.id = next(self._ids)
         future: Future[Any] = Future()
         with self._lock:
-            if self._lost is not None:
-                future.set_exception(self._lost)
+            if self.lost is not None:
+                future.set_exception(self.lost)
                 return future
             self._pending[request.id] = future
         try:
             self._connection.send(protocol.encode(request), buffers or [])
         except ConnectionLost as error:
-            self._fail(error)
+            self._fail(self._connection, error)
         return future
 
     def pull(self, clock: int, tables: list[str], keys: list[Keys], shapes: list[tuple[int, int]]) -> _Part:
@@ -253,6 +317,34 @@ class _Link:
         return _Part(self.name, region.user, region, room)
 
     def push(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
+        """Send a push, unless the server is lost: then `reconnect` sends it."""
+        push = _Unacked(request, parts, Future())
+        self._unacked.append(push)
+        if self.lost is None or not self.is_patient:
+            self._send_push(push)
+        while len(self._unacked) > MAX_UNACKED and self.lost is None:
+            with contextlib.suppress(IndexError):  # it has been acknowledged in between
+                wait([self._unacked[0].done], ACK_POLL_S)
+        return push.done
+
+    def _send_push(self, push: _Unacked) -> None:
+        sent = self._sent_push(push.request, push.parts)
+        sent.add_done_callback(lambda answer: self._acknowledge(push, answer.exception()))
+
+    def _acknowledge(self, push: _Unacked, error: BaseException | None) -> None:
+        if isinstance(error, ConnectionLost) and self.is_patient:
+            return
+        with contextlib.suppress(ValueError):  # acknowledged before, on the lost connection
+            self._unacked.remove(push)
+        if push.done.done():
+            return
+        if error is not None:
+            push.done.set_exception(error)
+        else:
+            self.acked = max(self.acked, push.request.clock)
+            push.done.set_result(None)
+
+    def _sent_push(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
         num_bytes = sum(len(own) * array[:1].nbytes for array, own in parts)
         regions = self._regions["push"]
         if not regions or not regions[0].fits(num_bytes):
@@ -269,13 +361,13 @@ class _Link:
     def _on_the_wire(self, array: NDArray[Any]) -> NDArray[Any]:
         return to_half(array) if self._is_half and array.dtype == np.float32 else array
 
-    def _receive(self) -> None:
+    def _receive(self, connection: BulkConnection) -> None:
         try:
-            while (message := self._connection.receive()) is not None:
+            while (message := connection.receive()) is not None:
                 self._answered(message)
-            self._fail(ConnectionLost("the server closed the connection"))
+            self._fail(connection, ConnectionLost("the server closed the connection"))
         except StrataError as error:
-            self._fail(error)
+            self._fail(connection, error)
 
     def _answered(self, message: Message) -> None:
         answer = protocol.decode_answer(message)
@@ -288,13 +380,27 @@ class _Link:
         else:
             future.set_result((answer, message.buffers))
 
-    def _fail(self, error: StrataError) -> None:
+    def _fail(self, connection: BulkConnection, error: StrataError) -> None:
         lost = ConnectionLost(f"parameter server {self.name}: {error.message}")
         with self._lock:
-            self._lost = self._lost or lost
+            if connection is not self._connection:  # it has been replaced
+                return
+            self.lost = self.lost or lost
             pending, self._pending = self._pending, {}
         for future in pending.values():
             future.set_exception(lost)
+
+
+class _Unacked:
+    """A push that the server has not acknowledged."""
+
+    __slots__ = ("done", "parts", "request")
+
+    def __init__(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]], done: Future[Any]) -> None:
+        self.request = request
+        self.parts = parts
+        """Arrays, and the rows of them that belong to this server."""
+        self.done = done
 
 
 class _Region:

@@ -7,13 +7,15 @@ servers when all workers save or end.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Literal
 
-from strata.errors import StrataError
+from strata.errors import StrataError, Unauthenticated
 from strata.servers.client import ServersClient
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
 from strata.servers.process import server_names
 from strata.servers.state import Fence
+from strata.transport.bulk import ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +31,9 @@ log = logging.getLogger(__name__)
 
 FIND_TIMEOUT_S = 300.0
 """Time for the servers to restore their rows and publish where they listen."""
+RECOVER_TIMEOUT_S = 300.0
+"""Time for a lost server of an asynchronous run to restart and restore its rows."""
+RETRY_S = 0.1
 WAIT_S = 900.0
 """Time for an answer of a server, which may wait for the slowest worker."""
 
@@ -48,6 +53,8 @@ class WorkerLink:
         """The last checkpoint: its step, and its number among those of this step."""
         self._pushed: list[Future[None]] = []
         """Pushes that may not be applied yet."""
+        self.num_lost = 0
+        """Pushes of this worker that a restarted server has lost."""
 
     def pull(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]:
         """Return the rows of these keys, which ascend, by table.
@@ -56,7 +63,16 @@ class WorkerLink:
             StrataError: A server is lost, does not answer, or refuses a push or the pull; the message names it.
         """
         self._connect()
-        self._check_pushed()
+        while True:
+            self._recover()
+            self._check_pushed()
+            try:
+                return self._pull(wanted)
+            except ConnectionLost:
+                if not any(client.lost for client in self._clients.values()):
+                    raise
+
+    def _pull(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]:
         asked = [
             client.pull(self._clock, chosen)
             for part, client in self._clients.items()
@@ -77,6 +93,7 @@ class WorkerLink:
             StrataError: A server is lost or has refused an earlier push; the message names it.
         """
         self._connect()
+        self._recover()
         self._check_pushed()
         self._clock += 1
         changed = any(self._rates[name] != rate for name, rate in rates.items())
@@ -114,12 +131,16 @@ class WorkerLink:
         Raises:
             StrataError: A server is lost, has refused a push, or does not answer in time.
         """
-        pushed, self._pushed = self._pushed, []
-        for each in pushed:
+        deadline_s = time.monotonic() + WAIT_S
+        while self._pushed:
+            self._recover()
             try:
-                each.result(WAIT_S)
+                self._pushed[0].result(RETRY_S)
             except TimeoutError:
-                raise StrataError(f"a parameter server has not answered within {WAIT_S:g} s") from None
+                if time.monotonic() > deadline_s:
+                    raise StrataError(f"a parameter server has not answered within {WAIT_S:g} s") from None
+            else:
+                self._check_pushed()
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -132,6 +153,44 @@ class WorkerLink:
         if self._ctx.rank == 0:
             first = next(iter(self._clients.values()))
             self._pushed.append(first.notify(kind, step, payload))
+
+    def _recover(self) -> None:
+        """Join lost servers again once they are restarted.
+
+        Raises:
+            ConnectionLost: A server is lost in a run that restarts as a whole, or while all ranks rely on this one, or
+                it does not return; the message names it.
+        """
+        for part, client in self._clients.items():
+            for number, error in client.lost.items():
+                if not self._ctx.alone.is_now:
+                    raise error
+                self._rejoin(part, number, self._ctx.roles.server_ranks[number])
+
+    def _rejoin(self, part: str, number: int, rank: int) -> None:
+        log.warning("server-%d (rank %d) is lost; waiting up to %g s for its return", number, rank, RECOVER_TIMEOUT_S)
+        client, ctx = self._clients[part], self._ctx
+        deadline_s = time.monotonic() + RECOVER_TIMEOUT_S
+        while True:
+            endpoint = Endpoint.decode(ctx.membership.collect(TOPIC, [rank], timeout_s=FIND_TIMEOUT_S)[rank])
+            try:
+                lost = client.reconnect(
+                    number,
+                    endpoint.address_for(node_of(ctx.identity), part),
+                    token=endpoint.client_token(),
+                    context=endpoint.client_context(),
+                    saved=self._saved,
+                )
+            except (ConnectionLost, Unauthenticated) as error:  # the address of the lost process, perhaps taken over
+                if time.monotonic() > deadline_s:
+                    raise ConnectionLost(
+                        f"parameter server server-{number} (rank {rank}) has not returned within "
+                        f"{RECOVER_TIMEOUT_S:g} s: {error.message}"
+                    ) from error
+                time.sleep(RETRY_S)
+            else:
+                self.num_lost += lost
+                return
 
     def _check_pushed(self) -> None:
         """Raise the error of a push that was refused."""
@@ -157,6 +216,7 @@ class WorkerLink:
                 tokens={name: each.client_token() for name, each in zip(names, endpoints, strict=True)},
                 contexts={name: each.client_context() for name, each in zip(names, endpoints, strict=True)},
                 is_half=part.is_half,
+                is_patient=ctx.may_lose_ranks,
             )
             if client.clock != ctx.step and not ctx.identity.incarnation:
                 raise StrataError(

@@ -7,6 +7,7 @@ same step.
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from contextlib import ExitStack
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     Notes = queue.SimpleQueue[tuple[Note, bytes]]
 
+log = logging.getLogger(__name__)
+
 SCRATCH = "strata-server-"
 """Prefix of temporary directories with sockets; the next server removes those of a killed process."""
 POLL_S = 0.5
@@ -45,6 +48,8 @@ STEP_TIMEOUT_S = 900.0
 """Time for all workers to push the step that they save; the agent restarts a run that hangs for longer."""
 ABANDONED_S = 60.0
 """Time without any worker after which a server gives up. Its agent ends it sooner if a worker has failed."""
+NOTED = "noted"
+"""Reason for which a server cannot be restarted alone: the workers rely on its part in what they do together."""
 SAVED = "servers"
 """Name of the tables in a checkpoint."""
 
@@ -100,7 +105,12 @@ def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[
         for name, state in states.items():
             addresses = [f"unix:{directory / name}", *([] if is_alone else [f"{host}:0"])]
             servers[name] = Server(
-                state, *addresses, guard=security.guard, context=security.context, notify=lambda *note: notes.put(note)
+                state,
+                *addresses,
+                guard=security.guard,
+                context=security.context,
+                notify=lambda *note: notes.put(note),
+                announce=lambda: ctx.alone.hold(NOTED),
             )
             stack.callback(servers[name].close)
         endpoint = Endpoint(
@@ -111,6 +121,8 @@ def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[
             token=security.published_token,
         )
         ctx.membership.publish(TOPIC, endpoint.encode())
+        if ctx.may_lose_ranks:
+            ctx.alone.begin()
         return _follow(ctx, tables, list(servers.values()), notes)
 
 
@@ -119,6 +131,7 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
     had_workers, gone_since_s, stop_reason = False, 0.0, ""
     while True:
         note, payload = _next(notes)
+        _report_lost(ctx, servers)
         step = min(server.state.step for server in servers)
         if step > ctx.step:
             ctx.report(step=step)
@@ -128,12 +141,14 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
             tables.save(ctx, note.step)
             for server in servers:
                 server.saved(note.step)
+            ctx.alone.release(NOTED)  # the context holds it until the checkpoint is committed
         elif note is not None and note.kind == "end":
             ctx.step = note.step
             ctx.membership.ends_together(note.step)
         elif note is not None:
             return payload
         stop_reason = stop_reason or ctx.is_stopping()
+        ctx.release_alone()
         is_deserted = had_workers and not any(server.num_joined for server in servers)
         had_workers = had_workers or all(server.num_joined for server in servers)
         gone_since_s = (gone_since_s or time.monotonic()) if is_deserted and note is None else 0.0
@@ -141,6 +156,14 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
             ctx.stop(stop_reason)
         if gone_since_s and time.monotonic() - gone_since_s > ABANDONED_S:
             raise StrataError(f"no worker has been connected for {ABANDONED_S:g} s; their logs show why")
+
+
+def _report_lost(ctx: Context, servers: Sequence[Server]) -> None:
+    """Report the updates that this server has lost, because it was restarted from the last checkpoint."""
+    num_lost = sum(server.state.num_lost for server in servers)
+    if num_lost > ctx.num_lost_updates:
+        log.warning("restarted from the last checkpoint: %d updates of the workers are lost", num_lost)
+        ctx.num_lost_updates = num_lost
 
 
 def _next(notes: Notes) -> tuple[Note | None, bytes]:

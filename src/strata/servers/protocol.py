@@ -28,6 +28,10 @@ class Join(msgspec.Struct, tag=True, array_like=True):
     rank: int
     attempt: int
     incarnation: int
+    clock: int = 0
+    """Steps of this worker that the server has acknowledged. A server that was restarted alone knows fewer."""
+    saved: tuple[int, int] = (0, 0)
+    """The last checkpoint in which the worker took part, as in `Push`."""
 
 
 class Pull(msgspec.Struct, tag=True, array_like=True):
@@ -68,6 +72,8 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     id: int
     clock: int = 0
     """To a join: steps that the worker has pushed."""
+    num_lost: int = 0
+    """To a join: how many of them are not in the rows, because the server was restarted from an earlier checkpoint."""
     error: str = ""
     """Name of an error, or nothing."""
     reason: str = ""

@@ -58,16 +58,19 @@ class Server:
         *addresses: str,
         guard: Guard,
         notify: Notify = lambda *_: None,
+        announce: Callable[[], None] = lambda: None,
         context: ssl.SSLContext | None = None,
         max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        """`notify` receives the notes of workers, in a thread of their connection.
+        """`notify` receives the notes of workers, in a thread of their connection; `announce` is called before a note
+        is acknowledged.
 
         Raises:
             ConfigError: The address cannot be bound, or other machines could reach it without a token and TLS.
         """
         self.state = state
         self._notify = notify
+        self._announce = announce
         self._lock = threading.Lock()
         self._advanced = threading.Condition(self._lock)
         self._saved = (0, 0)
@@ -136,6 +139,8 @@ class Server:
                     except StrataError as error:
                         self._replies.append(_Reply(connection, protocol.failed(request.id, error), []))
                     replies = self._taken_replies()
+                if isinstance(request, protocol.Note):
+                    self._announce()
                 for reply in replies:
                     self._send(reply)
                 if isinstance(request, protocol.Note):  # answered before it may end this server
@@ -162,10 +167,13 @@ class Server:
         """Carry out a request; return the fence of this connection."""
         if isinstance(request, protocol.Join):
             joined = Fence(request.rank, request.attempt, request.incarnation)
-            clock = self.state.join(joined)
+            before = self.state.num_lost
+            clock = self.state.join(joined, request.clock)
+            self._saved = max(self._saved, request.saved)
             self._num_joined += fence is None
             fence = joined
-            self._replies.append(_Reply(connection, protocol.Answer(request.id, clock), []))
+            answer = protocol.Answer(request.id, clock, self.state.num_lost - before)
+            self._replies.append(_Reply(connection, answer, []))
         elif fence is None:
             raise InvalidArgument("the first message of a worker is a join")
         elif isinstance(request, protocol.Pull):

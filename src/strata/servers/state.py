@@ -69,6 +69,8 @@ class ServerState:
         self._incarnations: dict[int, int] = {}
         self._rounds = {name: Rounds(num_workers) for name in self.tables} if staleness == 0 else None
         self._waiting: list[_Waiting] = []
+        self.num_lost = 0
+        """Pushes that were acknowledged by an earlier process and are not in the rows."""
 
     def begin(self, step: int) -> None:
         """Start at the step of a checkpoint, before any worker joins."""
@@ -79,8 +81,12 @@ class ServerState:
         """Steps that all workers have pushed."""
         return self.clocks.slowest
 
-    def join(self, fence: Fence) -> int:
+    def join(self, fence: Fence, clock: int = 0) -> int:
         """Admit a worker, or a later incarnation of it; return the number of steps that it has pushed.
+
+        Args:
+            clock: The steps that were acknowledged to this worker. A server that was restarted alone, from a checkpoint
+                of an earlier step, accepts them: what it has lost is `num_lost`.
 
         Raises:
             StaleIncarnation: A later one has joined.
@@ -91,6 +97,9 @@ class ServerState:
             raise self._stale(fence)
         self._incarnations[fence.rank] = fence.incarnation
         self._waiting = [each for each in self._waiting if each.fence.rank != fence.rank]
+        if self.clocks.staleness is None and clock > self.clocks.of(fence.rank):
+            self.num_lost += clock - self.clocks.of(fence.rank)
+            self.clocks.leap(fence.rank, clock)
         return self.clocks.of(fence.rank)
 
     def leave(self, fence: Fence) -> None:

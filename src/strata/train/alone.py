@@ -39,6 +39,12 @@ class Alone:
     def is_begun(self) -> bool:
         return self._byte is not None
 
+    @property
+    def is_now(self) -> bool:
+        """Whether this process may be restarted alone now."""
+        with self._lock:
+            return self.is_begun and not self._reasons
+
     def begin(self) -> None:
         """From now on, this process may be restarted alone, except while there is a reason against it."""
         if self._byte is None and self._path:

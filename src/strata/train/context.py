@@ -98,7 +98,7 @@ class Context:
         self.identity = identity
         self.alone = alone or Alone({})
         """Whether this process may be restarted without the others."""
-        self._may_lose_ranks = False
+        self.may_lose_ranks = False
         """Ranks are restarted alone, so that a checkpoint may have to be given up while training continues."""
         self._meetings: Meetings | None = None
         self._save: Save | None = None
@@ -220,7 +220,7 @@ class Context:
         a run whose workers share no collective while they train.
         """
         self._membership.follow_restarts()
-        self._may_lose_ranks = True
+        self.may_lose_ranks = True
         if not self.roles.is_server:
             from strata.train.meeting import Meetings  # noqa: PLC0415 - imports torch
 
@@ -317,6 +317,15 @@ class Context:
             yield self.epoch
             self.epoch += 1
         self._save_last()
+
+    @property
+    def num_lost_updates(self) -> int:
+        """Updates that a parameter server has lost; the agent adds them to the timeline of the run."""
+        return self._gauges.num_lost_updates
+
+    @num_lost_updates.setter
+    def num_lost_updates(self, number: int) -> None:
+        self._gauges.num_lost_updates = number
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -453,7 +462,7 @@ class Context:
         try:
             return self._maybe_checkpoint(state, step=step, is_passing=is_passing, arguments=arguments)
         finally:
-            self._release_alone()
+            self.release_alone()
 
     def _maybe_checkpoint(
         self, state: Mapping[str, Any], *, step: int | None, is_passing: bool, arguments: dict[str, Any]
@@ -479,7 +488,7 @@ class Context:
         if self.alone.is_begun and self._saves_by_steps and self.checkpoints.should_save(step):
             self.alone.hold(SAVING)
 
-    def _release_alone(self) -> None:
+    def release_alone(self) -> None:
         """Between two steps, with no save in progress and none agreed on, the others do not rely on this rank."""
         if not self.alone.is_begun or (self._save is not None and not self._save.done):
             return
@@ -492,7 +501,7 @@ class Context:
         next save replaces it.
         """
         save, self._save = self._save, None
-        if save is not None and self._may_lose_ranks:
+        if save is not None and self.may_lose_ranks:
             save.until_ended()
             save.was_reported |= isinstance(save.error, CheckpointAborted)
 

@@ -44,6 +44,8 @@ class Gauges:
         """The save that was started last."""
         self.are_loaders_per_rank = False
         """Whether a loader's state is per rank."""
+        self.num_lost_updates = 0
+        """Updates that this process, a parameter server, has lost by its restart."""
         self._now_s = (clock or SystemClock()).monotonic_s
         self._count_rows: list[Callable[[], int]] = []
         self._rows = _Rate()
@@ -60,6 +62,8 @@ class Gauges:
             found = {METRICS.saving_step: float(save.step), METRICS.saving_fraction: save.progress}
         if self.are_loaders_per_rank:
             found[METRICS.per_rank] = 1.0
+        if self.num_lost_updates:
+            found[METRICS.lost_updates] = float(self.num_lost_updates)
         if self._count_rows:
             per_s = self._rows.after(sum(count() for count in tuple(self._count_rows)), self._now_s())
             if per_s is not None:

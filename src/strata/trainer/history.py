@@ -112,6 +112,8 @@ class Result:
     timings: dict[str, float]
     """Seconds: `start_s` until the first step, `train_s`, `valid_s`, `total_s`."""
     stop_reason: str = ""
+    lost_updates: int = 0
+    """Pushes of workers to parameter servers that were lost with a server. 0 unless servers are asynchronous."""
 
     @property
     def metrics(self) -> dict[str, float]:

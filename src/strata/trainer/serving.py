@@ -252,6 +252,13 @@ def completed_steps(ctx: Context) -> int:
     return completed
 
 
+def num_lost(ctx: Context) -> int:
+    """Return how many pushes of this worker restarted servers have lost."""
+    link: Any = ctx.companion
+    number: int = link.num_lost
+    return number
+
+
 def run_server(ctx: Context, trainer: Trainer) -> Result:
     """Serve the workers of a fit until they are done; return their result."""
     strategy = trainer.strategy
@@ -270,7 +277,7 @@ def finish(ctx: Context, result: Result) -> None:
         ctx.companion = None
 
 
-_SENT = ("history", "steps", "best_epoch", "monitor", "checkpoints", "timings", "stop_reason")
+_SENT = ("history", "steps", "best_epoch", "monitor", "checkpoints", "timings", "stop_reason", "lost_updates")
 
 
 def decode_result(payload: bytes, ctx: Context) -> Result:

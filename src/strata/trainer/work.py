@@ -18,6 +18,7 @@ from strata.identity import Identity
 from strata.trainer import serving, sources
 from strata.trainer.assembly import build, build_evaluator
 from strata.trainer.callbacks import RunInfo
+from strata.trainer.evaluation import summed
 from strata.trainer.history import Result
 from strata.trainer.loop import Loop
 from strata.trainer.metrics.gathering import gather_states
@@ -92,6 +93,7 @@ def _result(loop: Loop, ctx: Context, began_s: float) -> Result:
         checkpoints=ctx.checkpoints.place,
         timings={"start_s": first_s - began_s, **loop.seconds, "total_s": now_s - began_s},
         stop_reason=loop.stop_reason,
+        lost_updates=int(summed([float(serving.num_lost(ctx))])[0]) if ctx.roles.num_servers else 0,
     )
 
 
