@@ -68,6 +68,7 @@ class Meetings:
         deadline_s = time.monotonic() + ARRIVAL_TIMEOUT_S
         store = self._own
         missing = list(range(ctx.world_size))
+        ctx.membership.report("IDLE")  # waiting for a slow worker is not a hang
         while True:
             try:
                 store = store or self._open(is_master=False)
