@@ -221,7 +221,7 @@ class Context:
         """
         self._membership.follow_restarts()
         self.may_lose_ranks = True
-        if not self.roles.is_server:
+        if not self.roles.is_server and self._meetings is None:
             from strata.train.meeting import Meetings  # noqa: PLC0415 - imports torch
 
             self._meetings = Meetings(self)

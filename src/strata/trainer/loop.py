@@ -55,7 +55,8 @@ class Loop:
         for epoch in self.ctx.epochs(self.parts.config.epochs):
             if history.num_epochs <= epoch and not history.stop_reason:  # otherwise restored from the epoch's end
                 began_s = time.perf_counter()
-                for batches in self.parts.groups():
+                is_over = self.is_cut and self.ctx.identity.incarnation > 0  # before this process was restarted alone
+                for batches in () if is_over else self.parts.groups():
                     self.step(batches)
                     if self.is_cut or history.stop_reason:
                         break

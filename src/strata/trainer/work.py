@@ -63,7 +63,7 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
         parts.bound.begin()
         if is_asynchronous(trainer.strategy) and getattr(parts.loader, "has_global_state", False):
             ctx.alone.begin()
-        if config.is_resumed and ctx.attempt == 0:
+        if config.is_resumed and not ctx.attempt and not ctx.identity.incarnation:
             parts.history.stop_reason = ""  # the user wants to go on
         with contextlib.closing(parts.callbacks):
             parts.callbacks.on_start(_run_info(parts, ctx))
