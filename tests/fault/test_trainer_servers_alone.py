@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from strata import Trainer
+from strata.launch.environment import ALONE, MAY_RESTART_ALONE
 from strata.launch.record.directory import DIRECTORY_VARIABLE, open_run
 from strata.train import Batch, ParameterServer
 from tests.integration.servers import until
@@ -72,6 +73,7 @@ class Killed(Trainer):
             mark = self.marks / f"killed-server-{call}"
             if rank == 0 and self.calls == call and not mark.exists():
                 mark.touch()
+                until(may_restart_alone, "the server takes part in nothing collective")
                 os.kill(pid_of_server(self.module), signal.SIGKILL)
         return super().training_step(module, batch)
 
@@ -89,6 +91,11 @@ class Killed(Trainer):
             before = int(killed.read_text())
             until(lambda: self._num_steps(other) >= before + 2, "the other worker has made steps meanwhile")
             (self.marks / f"continued-{other}").touch()
+
+
+def may_restart_alone() -> bool:
+    """Return what the last server has declared."""
+    return Path(os.environ[ALONE]).with_name("rank-3.alone").read_bytes() == MAY_RESTART_ALONE
 
 
 def pid_of_server(module: Any) -> int:

@@ -44,6 +44,8 @@ SCRATCH = "strata-server-"
 """Prefix of temporary directories with sockets; the next server removes those of a killed process."""
 POLL_S = 0.5
 """Interval of progress reports."""
+SAVING_POLL_S = 0.05
+"""The same while a checkpoint is written: once it is committed, this server can be restarted alone."""
 STEP_TIMEOUT_S = 900.0
 """Time for all workers to push the step that they save; the agent restarts a run that hangs for longer."""
 ABANDONED_S = 60.0
@@ -130,7 +132,7 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
     """Take part in what the workers do together, until they are done."""
     had_workers, gone_since_s, stop_reason = False, 0.0, ""
     while True:
-        note, payload = _next(notes)
+        note, payload = _next(notes, SAVING_POLL_S if ctx.is_saving else POLL_S)
         _report_lost(ctx, servers)
         step = min(server.state.step for server in servers)
         if step > ctx.step:
@@ -166,9 +168,9 @@ def _report_lost(ctx: Context, servers: Sequence[Server]) -> None:
         ctx.num_lost_updates = num_lost
 
 
-def _next(notes: Notes) -> tuple[Note | None, bytes]:
+def _next(notes: Notes, timeout_s: float) -> tuple[Note | None, bytes]:
     try:
-        return notes.get(timeout=POLL_S)
+        return notes.get(timeout=timeout_s)
     except queue.Empty:
         return None, b""
 

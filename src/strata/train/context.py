@@ -483,6 +483,11 @@ class Context:
             self.stop(due[0].reason)
         return save
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save keeps this process from being restarted alone."""
+        return self.alone.is_begun and self._save is not None
+
     def completing(self, step: int) -> None:
         """The effects of this step are about to leave this process. If all ranks save after it, this one must, too."""
         if self.alone.is_begun and self._saves_by_steps and self.checkpoints.should_save(step):

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from strata.errors import StrataError
+from strata.trainer import serving
 from strata.trainer.callbacks import StepInfo
 from strata.trainer.diagnosis import OF_MODULES, explain
 from strata.trainer.evaluation import summed
@@ -46,6 +47,8 @@ class Loop:
         """Sum of the loss over this rank's rows in this epoch."""
         self._num_rows = 0
         self._last_loss = math.nan
+        self._lost_before = 0
+        """Lost updates that the restored checkpoint counts."""
         self.seconds = {"train_s": 0.0, "valid_s": 0.0}
         self.first_step_s: float | None = None
         self.state: dict[str, Any] = {"module": parts.module, "optimizer": parts.optimizer, "trainer": self}
@@ -189,8 +192,15 @@ class Loop:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loss_sum": self._loss_sum, "num_rows": self._num_rows, **self.parts.state_dict()}
+        own = {"loss_sum": self._loss_sum, "num_rows": self._num_rows, "lost_updates": self.lost_updates}
+        return {**own, **self.parts.state_dict()}
+
+    @property
+    def lost_updates(self) -> int:
+        """Pushes of this worker that servers have lost, and that the rows do not contain."""
+        return self._lost_before + serving.num_lost(self.ctx)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._loss_sum, self._num_rows = float(state["loss_sum"]), int(state["num_rows"])
+        self._lost_before = int(state.get("lost_updates", 0))
         self.parts.load_state_dict(state)

@@ -253,10 +253,9 @@ def completed_steps(ctx: Context) -> int:
 
 
 def num_lost(ctx: Context) -> int:
-    """Return how many pushes of this worker restarted servers have lost."""
+    """Return how many pushes of this process restarted servers have lost."""
     link: Any = ctx.companion
-    number: int = link.num_lost
-    return number
+    return 0 if link is None else int(link.num_lost)
 
 
 def run_server(ctx: Context, trainer: Trainer) -> Result:

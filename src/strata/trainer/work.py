@@ -93,7 +93,7 @@ def _result(loop: Loop, ctx: Context, began_s: float) -> Result:
         checkpoints=ctx.checkpoints.place,
         timings={"start_s": first_s - began_s, **loop.seconds, "total_s": now_s - began_s},
         stop_reason=loop.stop_reason,
-        lost_updates=int(summed([float(serving.num_lost(ctx))])[0]) if ctx.roles.num_servers else 0,
+        lost_updates=int(summed([float(loop.lost_updates)])[0]),
     )
 
 
