@@ -363,6 +363,8 @@ class Context:
                     {**into, **given_back, OURS: ours}, id=chosen, strict=strict, saved_by=self.roles.saved_by
                 )
         except NoCheckpoint:
+            if chosen is not None:  # deleted a moment ago; all ranks restart and choose again
+                raise
             return Progress(state=into)
         state = {**into, **{name: tree.restored(strict=strict) for name, tree in given_back.items()}}
         if ours.state:
