@@ -55,9 +55,8 @@ class Meetings:
             yield
             return
         store = self._arrive(name)
-        self._ctx.init_process_group(
-            store=distributed.PrefixStore(name, store), rank=self._ctx.rank, world_size=self._ctx.world_size
-        )
+        own = distributed.PrefixStore(name, store)  # type: ignore[attr-defined]  # torch does not declare the export
+        self._ctx.init_process_group(store=own, rank=self._ctx.rank, world_size=self._ctx.world_size)
         try:
             yield
         finally:
@@ -90,7 +89,7 @@ class Meetings:
 
     def _open(self, *, is_master: bool) -> Any:
         identity = self._ctx.identity
-        return distributed.TCPStore(
+        return distributed.TCPStore(  # type: ignore[attr-defined]  # as above
             identity.master_addr,
             identity.master_port,
             self._ctx.world_size,
