@@ -72,8 +72,8 @@ class _Observed:
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     noted: set[str] = field(default_factory=set)
     """Kinds of worker events that are in the timeline."""
-    num_lost: dict[tuple[int, str], int] = field(default_factory=dict)
-    """Lost updates of each process that are in the timeline, by rank and process."""
+    num_lost: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Lost updates of each process that are in the timeline, by rank and incarnation at the coordinator."""
 
 
 class Agent:
@@ -260,10 +260,10 @@ class Agent:
     def _note_lost_updates(self, workers: Mapping[int, WorkerInfo]) -> None:
         """Add the updates that restarted parameter servers have lost to the timeline."""
         for rank, worker in workers.items():
-            process = rank, str(worker.incarnation)
-            number, before = int(worker.metrics.get(METRICS.lost_updates, 0)), self._observed.num_lost.get(process, 0)
+            number = int(worker.metrics.get(METRICS.lost_updates, 0))
+            before = self._observed.num_lost.get((rank, worker.incarnation), 0) if number else 0
             if number > before:
-                self._observed.num_lost[process] = number
+                self._observed.num_lost[rank, worker.incarnation] = number
                 text = f"rank {rank} restarted from the last checkpoint without {counted(number - before, 'update')}"
                 self._note("lost", text, rank=rank)
 
