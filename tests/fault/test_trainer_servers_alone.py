@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from strata import Trainer
 from strata.launch.environment import ALONE, MAY_RESTART_ALONE
 from strata.launch.record.directory import DIRECTORY_VARIABLE, open_run
 from strata.train import Batch, ParameterServer
-from tests.integration.servers import until
+from tests.integration import servers
 
 NUM_USERS, BATCH_SIZE, EPOCHS = 160, 4, 2
+until = partial(servers.until, deadline_s=120.0)
+"""A process restarts in seconds, unless the machine is busy."""
 
 
 @pytest.fixture(autouse=True)
