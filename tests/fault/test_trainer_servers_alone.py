@@ -119,10 +119,11 @@ def train(
     *,
     server_kills: tuple[int, ...] = (),
     is_paced: bool = True,
+    replicas: int = 0,
     **arguments: Any,
 ) -> tuple[Counts, Any, list[Any]]:
     module = Counts()
-    strategy = ParameterServer(servers=2, tables="user", staleness=None)
+    strategy = ParameterServer(servers=2, tables="user", staleness=None, replicas=replicas)
     trainer = Killed(
         module,
         sum_of,
@@ -179,6 +180,17 @@ def test_a_killed_server_restarts_alone_and_reports_the_updates_that_it_has_lost
     assert counts.max() <= EPOCHS, "no push was applied twice"
     assert 0 < missing <= result.lost_updates * BATCH_SIZE
     assert len(result.history) == EPOCHS
+
+
+@pytest.mark.timeout(180)
+def test_a_killed_server_with_a_copy_loses_nothing(tmp_path: Path) -> None:
+    module, result, events = train(tmp_path, ((1, 30),), server_kills=(6, 12), replicas=1, every=1_000)
+
+    assert len(list(tmp_path.glob("killed-server-*"))) == 2
+    assert sorted(event.rank or 0 for event in events if event.what == "restarted") == [1, 3, 3]
+    assert {event.attempt for event in events} == {0}
+    assert result.lost_updates == 0
+    require_each_row_once(module)
 
 
 def require_each_row_once(module: Counts) -> None:

@@ -17,6 +17,7 @@ import pytest
 from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
 from strata.servers.client import ServersClient
 from strata.servers.clocks import Push
+from strata.servers.copies import fetch
 from strata.servers.placement import Placement
 from strata.servers.server import Server
 from strata.servers.state import Fence, ServerState
@@ -301,6 +302,45 @@ def test_a_push_that_was_applied_and_not_acknowledged_is_not_applied_again(tmp_p
     client.push(3, counted(3)).result(DEADLINE_S)
     client.close()
     cluster.close()
+
+
+def test_a_server_that_returns_takes_its_rows_from_its_copy_and_has_lost_nothing(tmp_path: Path) -> None:
+    def start(name: str, **more: Any) -> Server:
+        state = ServerState(PLAIN, num_workers=1, staleness=None)
+        return Server(state, f"unix:{tmp_path}/{name}", guard=GUARD, **more)
+
+    def client_of(server: Server) -> ServersClient:
+        return ServersClient(
+            {"only": server.addresses[0]}, Fence(0, 0, 1), WIDTHS, tokens={"only": TOKEN}, is_patient=True
+        )
+
+    server, copy = start("server"), start("copy", is_copy=True)
+    client, copies = client_of(server), client_of(copy)
+    for step in range(1, 6):
+        client.push(step, counted(step), saved=(step, 1), copies=copies)  # the copy waits for no checkpoint
+        server.saved(step)
+    until(lambda: server.state.step == copy.state.step == 5, "both have applied all pushes")
+    server.close()
+    until(lambda: bool(client.lost), "the loss is known")
+    pushed = client.push(6, counted(6), copies=copies)
+    until(lambda: copy.state.step == 6, "the copy is ahead")
+    assert not pushed.done()
+
+    returned = start("returned")
+    returned.state.take_over(fetch(copy.addresses[0], PLAIN, token=TOKEN))
+    assert client.reconnect(0, returned.addresses[0], token=TOKEN, context=None, saved=(5, 1)) == 0
+    pushed.result(DEADLINE_S)
+    client.push(7, counted(7), copies=copies).result(DEADLINE_S)
+
+    expected = ServerState(PLAIN, num_workers=1, staleness=None)
+    expected.join(Fence(0, 0, 1))
+    for step in range(1, 8):
+        expected.push(Fence(0, 0, 1), step, counted(step))
+    for name in WIDTHS:
+        rows = [each.tables[name].rows() for each in (returned.state, copy.state, expected)]
+        assert len({(each.keys.tobytes(), each.weights.tobytes(), each.versions.tobytes()) for each in rows}) == 1
+    for each in (client, copies, returned, copy):
+        each.close()
 
 
 SERVER = """

@@ -26,7 +26,7 @@ from strata.transport.slab import Slab
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -139,12 +139,15 @@ class ServersClient:
         rates: Mapping[str, float] | None = None,
         *,
         saved: tuple[int, int] = (0, 0),
+        copies: ServersClient | None = None,
     ) -> Future[None]:
         """Complete step `clock` with these gradients, whose keys must ascend. All servers get a push.
 
         Args:
             rates: Learning rates of the tables, if they have changed.
             saved: The last checkpoint in which this worker took part; see `protocol.Push`.
+            copies: The servers that keep a copy of each server's rows. They get the same push, and it is kept until
+                both have acknowledged it.
         """
         tables = list(gradients)
         owners = {name: self._placement.owners_of(push.keys) for name, push in gradients.items()}
@@ -155,7 +158,11 @@ class ServersClient:
                 own = np.flatnonzero(owners[name] == number)
                 parts += [(gradients[name].keys, own), (gradients[name].gradients, own)]
             in_order = [rates[name] for name in tables] if rates else []
-            pushed.append(link.push(protocol.Push(0, clock, tables, in_order, saved), parts))
+            links = [link] if copies is None else [link, copies._links[number]]
+            push = _Unacked(protocol.Push(0, clock, tables, in_order, saved), parts, links)
+            for each in links:
+                each.push(push)
+            pushed.append(push.done)
         return _all_of(pushed)
 
     def notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> Future[None]:
@@ -277,7 +284,8 @@ class _Link:
         self.close()
         self._open(address, token=token, context=context)
         try:
-            join = self.ask(protocol.Join(0, *fence, clock=self.acked, saved=saved))
+            known = min([self.acked, *(each.request.clock - 1 for each in list(self._unacked)[:1])])
+            join = self.ask(protocol.Join(0, *fence, clock=known, saved=saved))
             answer: protocol.Answer = join.result(JOIN_TIMEOUT_S)[0]
         except TimeoutError:
             error = ConnectionLost(f"parameter server {self.name} has not admitted this worker in {JOIN_TIMEOUT_S:g} s")
@@ -287,6 +295,7 @@ class _Link:
             if each.request.clock <= answer.clock:
                 self._acknowledge(each, None)
             else:
+                each.repeat(self)
                 self._send_push(each)
         return answer.num_lost
 
@@ -316,16 +325,14 @@ class _Link:
         region.user = self.ask(protocol.Pull(0, clock, tables, has_room=True), [*given, *room])
         return _Part(self.name, region.user, region, room)
 
-    def push(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
+    def push(self, push: _Unacked) -> None:
         """Send a push, unless the server is lost: then `reconnect` sends it."""
-        push = _Unacked(request, parts, Future())
         self._unacked.append(push)
         if self.lost is None or not self.is_patient:
             self._send_push(push)
         while len(self._unacked) > MAX_UNACKED and self.lost is None:
             with contextlib.suppress(IndexError):  # it has been acknowledged in between
                 wait([self._unacked[0].done], ACK_POLL_S)
-        return push.done
 
     def _send_push(self, push: _Unacked) -> None:
         sent = self._sent_push(push.request, push.parts)
@@ -334,15 +341,15 @@ class _Link:
     def _acknowledge(self, push: _Unacked, error: BaseException | None) -> None:
         if isinstance(error, ConnectionLost) and self.is_patient:
             return
+        if error is None:
+            self.acked = max(self.acked, push.request.clock)
+        if push.answered(self, error):
+            for link in push.links:
+                link.forget(push)
+
+    def forget(self, push: _Unacked) -> None:
         with contextlib.suppress(ValueError):  # acknowledged before, on the lost connection
             self._unacked.remove(push)
-        if push.done.done():
-            return
-        if error is not None:
-            push.done.set_exception(error)
-        else:
-            self.acked = max(self.acked, push.request.clock)
-            push.done.set_result(None)
 
     def _sent_push(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]]) -> Future[Any]:
         num_bytes = sum(len(own) * array[:1].nbytes for array, own in parts)
@@ -392,15 +399,35 @@ class _Link:
 
 
 class _Unacked:
-    """A push that the server has not acknowledged."""
+    """A push that a server, or the one that keeps its copy, has not acknowledged."""
 
-    __slots__ = ("done", "parts", "request")
-
-    def __init__(self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]], done: Future[Any]) -> None:
+    def __init__(
+        self, request: protocol.Push, parts: list[tuple[Any, NDArray[np.int64]]], links: Sequence[_Link]
+    ) -> None:
         self.request = request
         self.parts = parts
-        """Arrays, and the rows of them that belong to this server."""
-        self.done = done
+        """Arrays, and the rows of them that belong to the server."""
+        self.links = tuple(links)
+        self.done: Future[None] = Future()
+        self._missing = set(links)
+        self._lock = threading.Lock()
+
+    def answered(self, link: _Link, error: BaseException | None) -> bool:
+        """Note the answer to one link; return whether the push is complete."""
+        with self._lock:
+            self._missing.discard(link)
+            if self.done.done() or (self._missing and error is None):
+                return self.done.done()
+        if error is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(None)
+        return True
+
+    def repeat(self, link: _Link) -> None:
+        """It is sent to this link again."""
+        with self._lock:
+            self._missing.add(link)
 
 
 class _Region:

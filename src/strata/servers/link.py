@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from strata.errors import StrataError, Unauthenticated
 from strata.servers.client import ServersClient
+from strata.servers.copies import COPIES
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
 from strata.servers.process import server_names
 from strata.servers.state import Fence
@@ -48,6 +49,8 @@ class WorkerLink:
         self._rates = {spec.name: spec.optimizer.lr for part in parts for spec in part.tables}
         """Learning rates that the servers use."""
         self._clients: dict[str, ServersClient] = {}
+        self._copies: dict[str, ServersClient] = {}
+        """Where the rows of each server are kept a second time, for parts that have copies."""
         self._clock = 0
         self._saved = (0, 0)
         """The last checkpoint: its step, and its number among those of this step."""
@@ -102,7 +105,8 @@ class WorkerLink:
             tables = [spec.name for spec in self._parts[part].tables]
             chosen = {name: gradients[name] for name in tables if name in gradients}
             sent = {name: self._rates[name] for name in chosen} if changed else None
-            self._pushed.append(client.push(self._clock, chosen, sent, saved=self._saved))
+            copies = self._copies.get(part)
+            self._pushed.append(client.push(self._clock, chosen, sent, saved=self._saved, copies=copies))
 
     def completed_steps(self) -> int:
         """Return how many steps of this worker all servers have applied. A worker that is restarted alone continues
@@ -143,9 +147,9 @@ class WorkerLink:
                 self._check_pushed()
 
     def close(self) -> None:
-        for client in self._clients.values():
+        for client in [*self._clients.values(), *self._copies.values()]:
             client.close()
-        self._clients = {}
+        self._clients, self._copies = {}, {}
 
     def _notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> None:
         """Note something to the servers, for all workers: rank 0 does."""
@@ -161,18 +165,20 @@ class WorkerLink:
             ConnectionLost: A server is lost in a run that restarts as a whole, or while all ranks rely on this one, or
                 it does not return; the message names it.
         """
-        for part, client in self._clients.items():
-            for number, error in client.lost.items():
-                if not self._ctx.alone.is_now:
-                    raise error
-                self._rejoin(part, number, self._ctx.roles.server_ranks[number])
+        for topic, clients in ((TOPIC, self._clients), (COPIES, self._copies)):
+            for part, client in clients.items():
+                for number, error in client.lost.items():
+                    if not self._ctx.alone.is_now:
+                        raise error
+                    self._rejoin(topic, part, client, number)
 
-    def _rejoin(self, part: str, number: int, rank: int) -> None:
+    def _rejoin(self, topic: str, part: str, client: ServersClient, number: int) -> None:
+        ctx, ranks = self._ctx, self._ctx.roles.server_ranks
+        rank = ranks[number] if topic == TOPIC else ranks[(number + 1) % len(ranks)]
         log.warning("server-%d (rank %d) is lost; waiting up to %g s for its return", number, rank, RECOVER_TIMEOUT_S)
-        client, ctx = self._clients[part], self._ctx
         deadline_s = time.monotonic() + RECOVER_TIMEOUT_S
         while True:
-            endpoint = Endpoint.decode(ctx.membership.collect(TOPIC, [rank], timeout_s=FIND_TIMEOUT_S)[rank])
+            endpoint = Endpoint.decode(ctx.membership.collect(topic, [rank], timeout_s=FIND_TIMEOUT_S)[rank])
             try:
                 lost = client.reconnect(
                     number,
@@ -189,7 +195,7 @@ class WorkerLink:
                     ) from error
                 time.sleep(RETRY_S)
             else:
-                self.num_lost += lost
+                self.num_lost += lost if topic == TOPIC else 0
                 return
 
     def _check_pushed(self) -> None:
@@ -205,22 +211,29 @@ class WorkerLink:
         ctx, roles = self._ctx, self._ctx.roles
         published = ctx.membership.collect(TOPIC, roles.server_ranks, timeout_s=FIND_TIMEOUT_S)
         endpoints = [Endpoint.decode(published[rank]) for rank in roles.server_ranks]
-        names = server_names(roles.num_servers)
-        node = node_of(ctx.identity)
-        fence = Fence(ctx.rank, ctx.attempt, ctx.identity.incarnation)
         for part in self._parts.values():
-            self._clients[part.name] = client = ServersClient(
-                {name: each.address_for(node, part.name) for name, each in zip(names, endpoints, strict=True)},
-                fence,
-                {spec.name: spec.width for spec in part.tables},
-                tokens={name: each.client_token() for name, each in zip(names, endpoints, strict=True)},
-                contexts={name: each.client_context() for name, each in zip(names, endpoints, strict=True)},
-                is_half=part.is_half,
-                is_patient=ctx.may_lose_ranks,
-            )
+            if part.has_copies:
+                found = ctx.membership.collect(COPIES, roles.server_ranks, timeout_s=FIND_TIMEOUT_S)
+                of_copies = [Endpoint.decode(found[rank]) for rank in roles.server_ranks]
+                self._copies[part.name] = self._client(part, [*of_copies[1:], of_copies[0]])
+            self._clients[part.name] = client = self._client(part, endpoints)
             if client.clock != ctx.step and not ctx.identity.incarnation:
                 raise StrataError(
                     f"the parameter servers are at step {client.clock} and this worker is at step {ctx.step}; this is "
                     "a bug in Strata, please report it"
                 )
-        self._clock = min(client.clock for client in self._clients.values())
+        self._clock = min(client.clock for client in [*self._clients.values(), *self._copies.values()])
+
+    def _client(self, part: PartSpec, endpoints: Sequence[Endpoint]) -> ServersClient:
+        ctx = self._ctx
+        node = node_of(ctx.identity)
+        named = dict(zip(server_names(len(endpoints)), endpoints, strict=True))
+        return ServersClient(
+            {name: each.address_for(node, part.name) for name, each in named.items()},
+            Fence(ctx.rank, ctx.attempt, ctx.identity.incarnation),
+            {spec.name: spec.width for spec in part.tables},
+            tokens={name: each.client_token() for name, each in named.items()},
+            contexts={name: each.client_context() for name, each in named.items()},
+            is_half=part.is_half,
+            is_patient=ctx.may_lose_ranks,
+        )

@@ -66,6 +66,15 @@ class Note(msgspec.Struct, tag=True, array_like=True):
     step: int
 
 
+class Fetch(msgspec.Struct, tag=True, array_like=True):
+    """From a server that takes over rows. All requests of a connection read the same state."""
+
+    id: int
+    table: str
+    start: int
+    """Rows to skip, in the order of keys."""
+
+
 class Answer(msgspec.Struct, tag=True, array_like=True):
     """To the request with this id. Buffers: rows of each table of a pull, unless they were written into its room."""
 
@@ -77,11 +86,15 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     error: str = ""
     """Name of an error, or nothing."""
     reason: str = ""
+    clocks: list[int] = []
+    """To a fetch: completed steps of each worker."""
+    num_rows: int = 0
+    """To a fetch: all rows of the table."""
 
 
-Request: TypeAlias = Join | Pull | Push | Note
+Request: TypeAlias = Join | Pull | Push | Note | Fetch
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Join | Pull | Push | Note)
+_requests = msgspec.msgpack.Decoder(Join | Pull | Push | Note | Fetch)
 _answers = msgspec.msgpack.Decoder(Answer)
 
 

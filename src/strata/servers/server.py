@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from strata.errors import InvalidArgument, StrataError
 from strata.servers import protocol
 from strata.servers.clocks import Push
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
     import ssl
 
     from strata.servers.protocol import Request
-    from strata.servers.state import ServerState
+    from strata.servers.state import Frozen, ServerState
     from strata.servers.table.optimizers import Rows
     from strata.transport.bulk import BulkConnection, Message
     from strata.transport.tokens import Guard, Role
 
 MAX_MESSAGE_BYTES = 1 << 30
+FETCH_ROWS = 1 << 16
+"""Rows in an answer to a server that takes over."""
 
 
 Notify = Callable[[protocol.Note, bytes], None]
@@ -61,9 +65,13 @@ class Server:
         announce: Callable[[], None] = lambda: None,
         context: ssl.SSLContext | None = None,
         max_bytes: int = MAX_MESSAGE_BYTES,
+        is_copy: bool = False,
     ) -> None:
-        """`notify` receives the notes of workers, in a thread of their connection; `announce` is called before a note
-        is acknowledged.
+        """
+        Args:
+            notify: Receives the notes of workers, in a thread of their connection.
+            announce: Called before a note is acknowledged.
+            is_copy: It keeps a copy of another server's rows, which takes no part in checkpoints.
 
         Raises:
             ConfigError: The address cannot be bound, or other machines could reach it without a token and TLS.
@@ -71,6 +79,7 @@ class Server:
         self.state = state
         self._notify = notify
         self._announce = announce
+        self._is_copy = is_copy
         self._lock = threading.Lock()
         self._advanced = threading.Condition(self._lock)
         self._saved = (0, 0)
@@ -130,9 +139,16 @@ class Server:
 
     def _serve(self, connection: BulkConnection, _role: Role) -> None:
         fence: Fence | None = None
+        frozen: Frozen | None = None
         try:
             while (message := connection.receive()) is not None:
                 request = protocol.decode_request(message)
+                if isinstance(request, protocol.Fetch):
+                    if frozen is None:
+                        with self._lock:
+                            frozen = self.state.frozen()
+                    self._send(_fetched(connection, request, frozen))
+                    continue
                 with self._advanced:
                     try:
                         fence = self._act(connection, fence, request, message)
@@ -185,7 +201,7 @@ class Server:
         return fence
 
     def _push_or_hold(self, push: _Held) -> None:
-        if push.request.saved > self._saved:
+        if push.request.saved > self._saved and not self._is_copy:
             self._held.append(push)
             return
         try:
@@ -228,3 +244,15 @@ class Server:
             self.num_pushed_rows += len(keys)
         rates = dict(zip(request.tables, request.rates, strict=False))
         self.state.push(fence, request.clock, gradients, rates)
+
+
+def _fetched(connection: BulkConnection, request: protocol.Fetch, frozen: Frozen) -> _Reply:
+    """Return the next rows of a table, as many as fit into a message."""
+    if request.table not in frozen.rows:
+        error = InvalidArgument(f"table {request.table!r} is unknown", field="table")
+        return _Reply(connection, protocol.failed(request.id, error), [])
+    rows = frozen.rows[request.table]
+    stop = request.start + FETCH_ROWS
+    sent = [np.ascontiguousarray(each[request.start : stop]) for each in rows]
+    answer = protocol.Answer(request.id, clocks=frozen.clocks, num_rows=len(rows.keys))
+    return _Reply(connection, answer, sent)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
+    from strata.servers.table.snapshot import Saved
     from strata.servers.table.storage import MapFile
     from strata.servers.table.table import TableSpec
 
@@ -34,6 +35,13 @@ class Fence(NamedTuple):
     rank: int
     attempt: int
     incarnation: int
+
+
+class Frozen(NamedTuple):
+    """The rows of a server, by table, and the completed steps of each worker."""
+
+    rows: dict[str, Saved]
+    clocks: list[int]
 
 
 class _Waiting(NamedTuple):
@@ -75,6 +83,18 @@ class ServerState:
     def begin(self, step: int) -> None:
         """Start at the step of a checkpoint, before any worker joins."""
         self.clocks = Clocks(self._num_workers, staleness=self.clocks.staleness, start=step)
+
+    def frozen(self) -> Frozen:
+        """Return a copy of all rows and clocks, for another process that takes over."""
+        rows = {name: table.rows() for name, table in self.tables.items()}
+        return Frozen(rows, [self.clocks.of(rank) for rank in range(self._num_workers)])
+
+    def take_over(self, frozen: Frozen) -> None:
+        """Continue where another process was, before any worker joins."""
+        for name, rows in frozen.rows.items():
+            self.tables[name].put(rows)
+        for rank, clock in enumerate(frozen.clocks):
+            self.clocks.leap(rank, clock)
 
     @property
     def step(self) -> int:

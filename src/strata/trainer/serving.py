@@ -113,7 +113,13 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
     else:
         named = {ALL: ([*specs, *dense_specs], sparse)}
     parts = tuple(
-        PartSpec(name=name, tables=tuple(own), staleness=of.staleness, is_half=of.wire == "fp16")
+        PartSpec(
+            name=name,
+            tables=tuple(own),
+            staleness=of.staleness,
+            is_half=of.wire == "fp16",
+            has_copies=of.replicas > 0,
+        )
         for name, (own, of) in named.items()
         if own
     )

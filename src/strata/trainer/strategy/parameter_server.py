@@ -51,10 +51,25 @@ class ParameterServer:
     evict_after: int | None = None
     """Steps without a gradient after which a row may be evicted to make room; None: never."""
 
+    replicas: int = 0
+    """Copies of each server's rows on another server, 0 or 1, so that none of its updates are lost when it dies. Needs
+    `staleness=None` for all parameters, at least two servers, and twice the memory."""
+
     def __post_init__(self) -> None:
         _require_count("servers", self.servers, least=1, most=MAX_SERVERS)
         if self.staleness is not None:
             _require_count("staleness", self.staleness, least=0)
+        _require_count("replicas", self.replicas, least=0, most=1)
+        if self.replicas and self.staleness is not None:
+            raise InvalidArgument(
+                f"replicas=1 needs staleness=None, not {self.staleness}: other runs restart exactly from their last "
+                "checkpoint and have no use for copies; leave replicas= out",
+                field="replicas",
+            )
+        if self.replicas and self.servers == 1:
+            raise InvalidArgument(
+                "replicas=1 needs a second server for the copies; use servers=2 or more", field="replicas"
+            )
         if self.wire not in ("fp32", "fp16"):
             raise InvalidArgument(f"wire={self.wire!r} is unknown; use 'fp32' or 'fp16'", field="wire")
         if isinstance(self.tables, str):
@@ -112,6 +127,14 @@ class Hybrid:
                 f"dense has servers={self.dense.servers} and sparse has servers={self.sparse.servers}; both parts "
                 "share the same servers, so use the same number",
                 field="servers",
+            )
+
+        copies = self.dense.replicas if isinstance(self.dense, ParameterServer) else 0
+        if self.sparse.replicas != copies:
+            raise InvalidArgument(
+                f"sparse has replicas={self.sparse.replicas} and dense has {copies}; a server restarts alone only if "
+                "all parameters are asynchronous, so use dense=ParameterServer(staleness=None, replicas=1, …), too",
+                field="replicas",
             )
 
     @property
