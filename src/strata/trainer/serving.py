@@ -206,7 +206,9 @@ def _check_memory(planned: Plan) -> None:
     """
     available = psutil.virtual_memory().available
     eager = {each.name for each in planned.tables if not each.weight.is_meta}
-    sizes = {spec.name: spec.max_bytes for part in planned.parts for spec in part.tables}
+    sizes = {
+        spec.name: spec.max_bytes * (2 if part.has_copies else 1) for part in planned.parts for spec in part.tables
+    }
     needed = sum(size for name, size in sizes.items() if name in eager)
     if needed > available * LARGEST_SHARE:
         largest = max(eager, key=lambda name: sizes[name])
