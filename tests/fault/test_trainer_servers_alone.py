@@ -142,6 +142,7 @@ def train(
     return module, result, open_run("counts").events()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_killed_worker_restarts_alone_and_every_row_is_trained_once(tmp_path: Path) -> None:
     module, result, events = train(tmp_path, ((1, 5), (0, 25)), every=1_000)
@@ -165,6 +166,7 @@ def test_workers_killed_between_checkpoints_and_during_them_train_every_row_once
     assert len(result.history) == EPOCHS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_killed_server_restarts_alone_and_reports_the_updates_that_it_has_lost(tmp_path: Path) -> None:
     module, result, events = train(tmp_path, (), server_kills=(6, 8, 26), every=1_000)
@@ -183,10 +185,11 @@ def test_a_killed_server_restarts_alone_and_reports_the_updates_that_it_has_lost
 
 
 @pytest.mark.timeout(180)
-def test_a_killed_server_with_a_copy_loses_nothing(tmp_path: Path) -> None:
+def test_a_killed_worker_and_a_server_with_a_copy_restart_alone_and_no_update_is_lost(tmp_path: Path) -> None:
     module, result, events = train(tmp_path, ((1, 30),), server_kills=(6, 12), replicas=1, every=1_000)
 
     assert len(list(tmp_path.glob("killed-server-*"))) == 2
+    assert (tmp_path / "continued-0").exists(), "the other worker made steps while one was away"
     assert sorted(event.rank or 0 for event in events if event.what == "restarted") == [1, 3, 3]
     assert {event.attempt for event in events} == {0}
     assert result.lost_updates == 0
