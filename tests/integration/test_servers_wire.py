@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
-from strata.servers.client import ServersClient
+from strata.servers.client import MAX_UNACKED, ServersClient
 from strata.servers.clocks import Push
 from strata.servers.copies import fetch
 from strata.servers.placement import Placement
@@ -340,6 +340,22 @@ def test_a_server_that_returns_takes_its_rows_from_its_copy_and_has_lost_nothing
         rows = [each.tables[name].rows() for each in (returned.state, copy.state, expected)]
         assert len({(each.keys.tobytes(), each.weights.tobytes(), each.versions.tobytes()) for each in rows}) == 1
     for each in (client, copies, returned, copy):
+        each.close()
+
+
+def test_a_push_does_not_wait_for_the_acknowledgement_of_a_lost_copy(tmp_path: Path) -> None:
+    states = [ServerState(PLAIN, num_workers=1, staleness=None) for _ in range(2)]
+    server, copy = (Server(each, f"unix:{tmp_path}/{n}", guard=GUARD) for n, each in enumerate(states))
+    client, copies = (
+        ServersClient({"only": each.addresses[0]}, Fence(0, 0, 1), WIDTHS, tokens={"only": TOKEN}, is_patient=True)
+        for each in (server, copy)
+    )
+    copy.close()
+    until(lambda: bool(copies.lost), "the loss is known")
+    pushed = [client.push(step, counted(step), copies=copies) for step in range(1, 2 * MAX_UNACKED)]
+    until(lambda: server.state.step == len(pushed), "the server has applied all of them")
+    assert not any(each.done() for each in pushed)
+    for each in (client, copies, server):
         each.close()
 
 

@@ -330,9 +330,12 @@ class _Link:
         self._unacked.append(push)
         if self.lost is None or not self.is_patient:
             self._send_push(push)
-        while len(self._unacked) > MAX_UNACKED and self.lost is None:
+        while len(self._unacked) > MAX_UNACKED:
             with contextlib.suppress(IndexError):  # it has been acknowledged in between
-                wait([self._unacked[0].done], ACK_POLL_S)
+                oldest = self._unacked[0]
+                if any(link.lost is not None for link in oldest.links):
+                    return  # the next call joins the lost one again
+                wait([oldest.done], ACK_POLL_S)
 
     def _send_push(self, push: _Unacked) -> None:
         sent = self._sent_push(push.request, push.parts)
