@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RUN = "STRATA_RUN"
 ATTEMPT = "STRATA_ATTEMPT"
+INCARNATION = "STRATA_INCARNATION"
 _UNNAMED_RUNS = ("", "none")
 """torchrun's id of a run without a name."""
 
@@ -57,6 +58,8 @@ class Identity:
     num_nodes: int = 1
     attempt: int = 0
     """Number of earlier starts of this run's workers."""
+    incarnation: int = 0
+    """Number of earlier processes of this rank in this attempt: above 0 if it was restarted alone."""
     run: str = ""
     """Name of the run; empty if the launcher gave none."""
     master_addr: str = "127.0.0.1"
@@ -107,6 +110,7 @@ class Identity:
                 node_rank=_number(variables, "GROUP_RANK", 0),
                 num_nodes=_number(variables, "GROUP_WORLD_SIZE", 1),
                 attempt=_number(variables, ATTEMPT, _number(variables, "TORCHELASTIC_RESTART_COUNT", 0)),
+                incarnation=_number(variables, INCARNATION, 0),
                 run="" if run in _UNNAMED_RUNS and RUN not in variables else run,
                 master_addr=variables.get("MASTER_ADDR", "127.0.0.1"),
                 master_port=_number(variables, "MASTER_PORT", 0),

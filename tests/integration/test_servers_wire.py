@@ -15,15 +15,18 @@ import numpy as np
 import pytest
 
 from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
-from strata.servers.client import ServersClient
+from strata.servers.client import MAX_UNACKED, ServersClient
 from strata.servers.clocks import Push
+from strata.servers.copies import fetch
+from strata.servers.placement import Placement
 from strata.servers.server import Server
 from strata.servers.state import Fence, ServerState
 from strata.servers.table.initial import Initial
-from strata.servers.table.optimizers import Adagrad
+from strata.servers.table.optimizers import SGD, Adagrad
 from strata.servers.table.table import NotFiniteGradient, TableSpec
 from strata.transport.bulk import ConnectionLost, connect
 from strata.transport.tokens import Grant, Guard, Role
+from tests.integration.servers import until
 
 TOKEN = "a-token-for-these-tests"
 GUARD = Guard(lambda: (Grant(Role.WORKER, TOKEN.encode()), Grant(Role.READER, b"a-token-of-a-reader")))
@@ -32,6 +35,7 @@ SPECS = [
     TableSpec(name=name, width=width, optimizer=Adagrad(lr=0.1), initial=Initial(seed=width))
     for name, width in WIDTHS.items()
 ]
+PLAIN = [TableSpec(name=name, width=width, optimizer=SGD(lr=1.0)) for name, width in WIDTHS.items()]
 DEADLINE_S = 30.0
 
 
@@ -225,6 +229,134 @@ def test_a_worker_learns_which_server_is_lost(tmp_path: Path) -> None:
         client.pull(0, keys_of(0)).rows(DEADLINE_S)
     client.close()
     cluster.close()
+
+
+def counted(number: int) -> dict[str, Push]:
+    """Return a push whose gradients differ from step to step, and have no rows on some server now and then."""
+    keys = np.arange(number % 3, 40 * (number % 2) + 2, dtype=np.uint64)
+    return {name: Push(keys, np.full((len(keys), width), number, np.float32)) for name, width in WIDTHS.items()}
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1 << 20])
+def test_a_server_that_returns_gets_what_it_has_not_acknowledged_and_counts_what_it_has_lost(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    def start(name: str, step: int) -> Server:
+        server = Server(ServerState(PLAIN, num_workers=1, staleness=None), f"unix:{tmp_path}/{name}", guard=GUARD)
+        server.state.begin(step)
+        return server
+
+    kept, lost = start("kept", 0), start("lost", 0)
+    names = ("server-0", "server-1")
+    addresses = {name: each.addresses[0] for name, each in zip(names, (kept, lost), strict=True)}
+    tokens = dict.fromkeys(names, TOKEN)
+    client = ServersClient(addresses, Fence(0, 0, 1), WIDTHS, tokens=tokens, slab_bytes=num_bytes, is_patient=True)
+    for step in range(1, 8):
+        client.push(step, counted(step)).result(DEADLINE_S)
+    lost.close()
+    until(lambda: bool(client.lost), "the loss is known")
+    assert list(client.lost) == [1]
+    pushed = [client.push(step, counted(step)) for step in (8, 9)]  # without waiting for the server
+    found = start("returned", 5)  # from a checkpoint of step 5
+    num_lost = client.reconnect(1, found.addresses[0], token=TOKEN, context=None, saved=(0, 0))
+    for each in pushed:
+        each.result(DEADLINE_S)
+    client.push(10, counted(10)).result(DEADLINE_S)
+
+    assert (num_lost, found.state.num_lost) == (2, 2)
+    assert not client.lost
+    assert (kept.state.step, found.state.step) == (10, 10)
+    expected = ServerState(PLAIN, num_workers=1, staleness=None)
+    expected.join(Fence(0, 0, 1))
+    owned = Placement.first(names)
+    for clock, step in enumerate((8, 9, 10), start=1):
+        own = {
+            name: Push(push.keys[of], push.gradients[of])
+            for name, push in counted(step).items()
+            for of in [owned.owners_of(push.keys) == 1]
+        }
+        expected.push(Fence(0, 0, 1), clock, own)
+    for name in WIDTHS:
+        now, then = found.state.tables[name].rows(), expected.tables[name].rows()
+        assert (now.keys.tolist(), now.weights.tolist()) == (then.keys.tolist(), then.weights.tolist())
+    client.close()
+    kept.close()
+    found.close()
+
+
+def test_a_push_that_was_applied_and_not_acknowledged_is_not_applied_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    client = cluster.client(is_patient=True)
+    server = cluster.servers[0]
+    client.push(1, counted(1)).result(DEADLINE_S)
+    client._links[0]._connection.close()  # the network fails, not the server
+    until(lambda: bool(client.lost), "the loss is known")
+    pushed = client.push(2, counted(2))
+    server.state.push(Fence(0, 0, 1), 2, counted(2))  # its acknowledgement was lost
+    before = server.state.tables["users"].rows().weights.tolist()
+
+    assert client.reconnect(0, server.addresses[0], token=TOKEN, context=None, saved=(0, 0)) == 0
+
+    pushed.result(DEADLINE_S)
+    assert server.state.tables["users"].rows().weights.tolist() == before
+    client.push(3, counted(3)).result(DEADLINE_S)
+    client.close()
+    cluster.close()
+
+
+def test_a_server_that_returns_takes_its_rows_from_its_copy_and_has_lost_nothing(tmp_path: Path) -> None:
+    def start(name: str, **more: Any) -> Server:
+        state = ServerState(PLAIN, num_workers=1, staleness=None)
+        return Server(state, f"unix:{tmp_path}/{name}", guard=GUARD, **more)
+
+    def client_of(server: Server) -> ServersClient:
+        return ServersClient(
+            {"only": server.addresses[0]}, Fence(0, 0, 1), WIDTHS, tokens={"only": TOKEN}, is_patient=True
+        )
+
+    server, copy = start("server"), start("copy", is_copy=True)
+    client, copies = client_of(server), client_of(copy)
+    for step in range(1, 6):
+        client.push(step, counted(step), saved=(step, 1), copies=copies)  # the copy waits for no checkpoint
+        server.saved(step)
+    until(lambda: server.state.step == copy.state.step == 5, "both have applied all pushes")
+    server.close()
+    until(lambda: bool(client.lost), "the loss is known")
+    pushed = client.push(6, counted(6), copies=copies)
+    until(lambda: copy.state.step == 6, "the copy is ahead")
+    assert not pushed.done()
+
+    returned = start("returned")
+    returned.state.take_over(fetch(copy.addresses[0], PLAIN, token=TOKEN))
+    assert client.reconnect(0, returned.addresses[0], token=TOKEN, context=None, saved=(5, 1)) == 0
+    pushed.result(DEADLINE_S)
+    client.push(7, counted(7), copies=copies).result(DEADLINE_S)
+
+    expected = ServerState(PLAIN, num_workers=1, staleness=None)
+    expected.join(Fence(0, 0, 1))
+    for step in range(1, 8):
+        expected.push(Fence(0, 0, 1), step, counted(step))
+    for name in WIDTHS:
+        rows = [each.tables[name].rows() for each in (returned.state, copy.state, expected)]
+        assert len({(each.keys.tobytes(), each.weights.tobytes(), each.versions.tobytes()) for each in rows}) == 1
+    for each in (client, copies, returned, copy):
+        each.close()
+
+
+def test_a_push_does_not_wait_for_the_acknowledgement_of_a_lost_copy(tmp_path: Path) -> None:
+    states = [ServerState(PLAIN, num_workers=1, staleness=None) for _ in range(2)]
+    server, copy = (Server(each, f"unix:{tmp_path}/{n}", guard=GUARD) for n, each in enumerate(states))
+    client, copies = (
+        ServersClient({"only": each.addresses[0]}, Fence(0, 0, 1), WIDTHS, tokens={"only": TOKEN}, is_patient=True)
+        for each in (server, copy)
+    )
+    copy.close()
+    until(lambda: bool(copies.lost), "the loss is known")
+    pushed = [client.push(step, counted(step), copies=copies) for step in range(1, 2 * MAX_UNACKED)]
+    until(lambda: server.state.step == len(pushed), "the server has applied all of them")
+    assert not any(each.done() for each in pushed)
+    for each in (client, copies, server):
+        each.close()
 
 
 SERVER = """

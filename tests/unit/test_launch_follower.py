@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 from collections.abc import AsyncIterator, Iterable, Sequence
 
@@ -144,6 +145,25 @@ def test_a_kill_of_another_attempt_is_ignored(attempt: int) -> None:
             here.deliver(StartWorkers(WORKER_SPEC, ((2, 0),)), KillWorkers(attempt, (2,)))
             await let_every_task_run()
             assert (sorted(node.running), here.sent) == ([2], [])
+
+    asyncio.run(scene())
+
+
+def test_a_worker_that_is_started_again_alone_leaves_the_others_running() -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        async with following(here, node):
+            here.deliver(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))))
+            await let_every_task_run()
+            node._exits.put_nowait(WorkerExit(3, KILLED, is_alone=True))
+            assert await here.ended.get() == WorkerExit(3, KILLED, is_alone=True)
+            again = dataclasses.replace(WORKER_SPEC, identity=dataclasses.replace(WORKER_SPEC.identity, incarnation=1))
+            here.deliver(StartWorkers(again, ((3, 1),)))
+            await let_every_task_run()
+            assert sorted(node.running) == [2, 3]
+            assert node.running[3].identity.incarnation == 1
+            here.deliver(KillWorkers(3, (2, 3)))
+            assert {(await here.ended.get()).rank for _ in range(2)} == {2, 3}
 
     asyncio.run(scene())
 

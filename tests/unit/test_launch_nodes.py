@@ -323,6 +323,29 @@ def test_a_worker_killed_before_its_launch_is_not_started_and_ends_once() -> Non
     asyncio.run(scene())
 
 
+def test_a_rank_restarts_alone_at_its_place_unless_the_node_is_lost() -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a"), FakeNode("b")
+        nodes = Nodes(first, second)
+        await nodes.launch(launched(2))
+        before = second.running.pop(1)
+        second.end(1, -signal.SIGKILL)
+        assert await events_of(nodes) == [WorkerExit(1, -signal.SIGKILL)]
+        await nodes.restart(0, 1, 1)
+        assert second.running[1].identity == dataclasses.replace(before.identity, incarnation=1)
+        nodes.kill(0, [1])
+        assert second.orders == [("kill", 1)]
+        await events_of(nodes)
+        nodes.lose("b", "its power is off")
+        await events_of(nodes)
+        await nodes.restart(0, 1, 2)
+        await nodes.restart(7, 0, 1)  # of another attempt
+        assert await events_of(nodes) == [WorkerExit(1, LOST, "node b is lost")]
+        await nodes.close()
+
+    asyncio.run(scene())
+
+
 def test_a_late_kill_does_not_hit_the_next_attempt() -> None:
     async def scene() -> None:
         node = FakeNode("a")

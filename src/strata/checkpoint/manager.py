@@ -297,6 +297,10 @@ class CheckpointManager:
         """Return whether the strategy saves after `step`, and why. True in an `if` when it does."""
         return self._pacer.should_save(arguments.count(step, "step"))
 
+    def resumed(self, step: int) -> None:
+        """Note that training continues after `step`, which was not saved: the strategy counts from it."""
+        self._pacer.restored(arguments.count(step, "step"))
+
     def prepare(self, state: Any) -> None:
         """Allocate the memory for a save of this state, so that the first save stalls no longer than later ones."""
         self._require_open()

@@ -24,11 +24,12 @@ from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import RunView, WorkerView, describe_checkpoint
-from strata.launch.supervisor import AskToStop, Finish, Note, Phase, StartAttempt, Supervisor
+from strata.launch.supervisor import AskToStop, Finish, Note, Phase, StartAttempt, StartWorker, Supervisor
 from strata.launch.watchdog import StepWatch
+from strata.printing import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
     from typing import Any
 
     from strata.coordinator.client import AsyncCoordinatorClient
@@ -73,6 +74,8 @@ class _Observed:
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     noted: set[str] = field(default_factory=set)
     """Kinds of worker events that are in the timeline."""
+    num_lost: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Lost updates of each process that are in the timeline, by rank and incarnation at the coordinator."""
 
 
 class Agent:
@@ -239,10 +242,10 @@ class Agent:
             server = server_figures.number_of(worker.metrics)
             if server is not None:  # the servers are the last ranks
                 self.supervisor.num_servers = self.supervisor.world_size - (rank - server)
-        for worker in workers:
             if worker.state == "TRAINING":
-                self.supervisor.advanced(worker.step)
+                self.supervisor.advanced(worker.step, rank)
         self._note_worker_events()
+        self._note_lost_updates(by_rank)
         hung = self._observed.watch.look(by_rank, self.supervisor.running, now_s=self._now_s())
         if hung is not None:
             await self._act(self.supervisor.hung(hung.ranks, hung.silent_s))
@@ -260,16 +263,30 @@ class Agent:
                     text = "training continues" if "RESTORED" in rank_0.events else "training begins"
                 self._note(event.kind.lower(), text, rank=0, step=event.step, at_s=event.at_s)
 
+    def _note_lost_updates(self, workers: Mapping[int, WorkerInfo]) -> None:
+        """Add the updates that restarted parameter servers have lost to the timeline."""
+        for rank, worker in workers.items():
+            number = int(worker.metrics.get(METRICS.lost_updates, 0))
+            before = self._observed.num_lost.get((rank, worker.incarnation), 0) if number else 0
+            if number > before:
+                self._observed.num_lost[rank, worker.incarnation] = number
+                text = f"rank {rank} restarted from the last checkpoint without {counted(number - before, 'update')}"
+                self._note("lost", text, rank=rank)
+
     # -- actions ---------------------------------------------------------------------------------------------------
 
     async def _act(self, actions: Sequence[Action]) -> None:
         attempt = self.supervisor.attempt
         for action in actions:
-            if attempt != self.supervisor.attempt and isinstance(action, (AskToStop, KillWorkers, DumpStacks)):
+            if attempt != self.supervisor.attempt and isinstance(
+                action, (StartWorker, AskToStop, KillWorkers, DumpStacks)
+            ):
                 continue  # dumping stacks takes a while: this was meant for workers that have ended since
             match action:
                 case StartAttempt(attempt, world_size):
                     await self._start(attempt, world_size)
+                case StartWorker(of_attempt, rank, incarnation):
+                    await self._nodes.restart(of_attempt, rank, incarnation)
                 case AskToStop(reason):
                     self._spawn(self._ask_to_stop(reason))
                 case KillWorkers(of_attempt, ranks):

@@ -44,6 +44,11 @@ class CoordinatorCommit:
         """
         with self._lock:
             self._last = (id, rank)
+        try:
+            if self._worker.generation != self._worker.latest_generation:
+                self._worker.refresh()  # a rank was restarted alone
+        except (StaleIncarnation, UnknownWorker) as error:
+            raise CheckpointAborted(f"checkpoint {id}: the membership has changed: {error}") from error
         if self._worker.world_size != size:
             raise CheckpointAborted(
                 f"checkpoint {id} has {size} ranks, but generation {self._worker.generation} of job "

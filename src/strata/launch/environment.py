@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from strata.errors import ConfigError
-from strata.identity import ATTEMPT, RUN, TORCHRUN, Identity
+from strata.identity import ATTEMPT, INCARNATION, RUN, TORCHRUN, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,9 @@ STORAGE_OPTIONS = "STRATA_STORAGE_OPTIONS"
 """Storage options of the run's checkpoints, as JSON. They hold no secrets: a run stores its variables in a file."""
 LAST_STEP = "STRATA_LAST_STEP"
 """Path of the file in which a worker records its last step: it has left the coordinator when its process exits."""
+ALONE = "STRATA_ALONE"
+"""Path of the file in which a worker declares whether it may be restarted without the others, as one byte."""
+MAY_RESTART_ALONE = b"1"
 _MAX_DIGITS = 20
 _COORDINATOR = "STRATA_COORDINATOR"
 _CHECKPOINTS = "STRATA_CHECKPOINTS"
@@ -67,6 +70,8 @@ class METRICS:
     saving_fraction = "strata/saving_fraction"
     per_rank = "strata/per_rank"
     """Above 0 if a loader's state is per rank, so that only the same world size can resume from a checkpoint."""
+    lost_updates = "strata/lost_updates"
+    """Updates of workers that a parameter server has lost, because it was restarted from the last checkpoint."""
 
     @staticmethod
     def is_ours(name: str) -> bool:
@@ -106,6 +111,7 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
         JOINED: "",
         RUN: identity.run,
         ATTEMPT: str(identity.attempt),
+        INCARNATION: str(identity.incarnation),
         _COORDINATOR: spec.coordinator,
         _CHECKPOINTS: spec.checkpoints,
     }
@@ -147,6 +153,15 @@ def take_last_step(path: Path) -> int | None:
         path.unlink()
         return step
     return None
+
+
+def take_alone(path: Path) -> bool:
+    """Read and remove what a worker declared last: whether it may be restarted without the others."""
+    with contextlib.suppress(OSError):
+        declared = path.read_bytes()
+        path.unlink()
+        return declared == MAY_RESTART_ALONE
+    return False
 
 
 def _require(variables: Mapping[str, str], name: str) -> str:

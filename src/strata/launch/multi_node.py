@@ -348,11 +348,17 @@ class Follower:
     async def _obey(self, message: AnyMessage) -> None:
         match message:
             case StartWorkers():
-                self.last_attempt = message.attempt
-                self._running = {rank for rank, _ in message.ranks}
-                self._early = {}
-                num_workers, world_size = len(message.ranks), message.worker.identity.world_size
-                self._note("started", f"attempt {message.attempt} with {num_workers} of {world_size} workers here")
+                started = {rank for rank, _ in message.ranks}
+                if message.worker.identity.incarnation:  # the others keep running
+                    self._running |= started
+                    self._early = {rank: code for rank, code in self._early.items() if rank not in started}
+                    self._note("restarted", f"{', '.join(f'rank {rank}' for rank in sorted(started))} alone")
+                else:
+                    self.last_attempt = message.attempt
+                    self._running = started
+                    self._early = {}
+                    world_size = message.worker.identity.world_size
+                    self._note("started", f"attempt {message.attempt} with {len(started)} of {world_size} workers here")
                 task = asyncio.create_task(self._launch(message))
                 self._launches.add(task)
                 task.add_done_callback(self._launches.discard)

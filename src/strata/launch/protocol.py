@@ -41,6 +41,8 @@ class WorkerExit:
     """Last lines of a failed worker's log, for readers without access to it; or lines that could not be written."""
     step: int | None = None
     """Last step that the worker reported, unless it was killed or made no step."""
+    is_alone: bool = False
+    """Whether the worker was at a point from which it can be restarted without the others."""
 
     @property
     def is_failure(self) -> bool:

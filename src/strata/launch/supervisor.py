@@ -1,8 +1,9 @@
 """The supervisor decides what to do when workers exit, hang or are asked to stop.
 
 It is a state machine without I/O: events in, actions out. All workers of a run start and stop together as one
-*attempt*, because a collective that has lost a member cannot recover; a failed worker therefore ends its attempt. The
-next attempt starts at once if the last one made progress, and after a pause if it did not. The run fails if the same
+*attempt*, because a collective that has lost a member cannot recover; a failed worker therefore ends its attempt. A
+worker that shares no collective with the others, as in an asynchronous run, is started again alone instead. The next
+attempt starts at once if the last one made progress, and after a pause if it did not. The run fails if the same
 worker fails repeatedly at the same step with the same message, or if a programming error shows before the first step.
 An attempt has as many workers as the nodes can place; while that is below the minimum, the supervisor waits.
 """
@@ -23,7 +24,7 @@ from strata.launch.spec import ANY_NUMBER, PER_RANK, not_divisible
 from strata.printing import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from strata.launch.protocol import Outcome, WorkerExit
     from strata.launch.spec import Size
@@ -41,7 +42,9 @@ _BY_SIGNAL = {"Ctrl-C": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM, "S
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """Exit codes that are no evidence against the program."""
 
-NoteKind = Literal["started", "failed", "hung", "ending", "stopping", "scaling", "waiting", "nodes", "cause"]
+NoteKind = Literal[
+    "started", "restarted", "failed", "hung", "ending", "stopping", "scaling", "waiting", "nodes", "cause"
+]
 
 
 # -- actions, besides `KillWorkers` and `DumpStacks` -------------------------------------------------------------------
@@ -53,6 +56,15 @@ class StartAttempt:
 
     attempt: int
     world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start one worker of this attempt again. The others keep running."""
+
+    attempt: int
+    rank: int
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ class Finish:
         return 0 if self.outcome == "done" else 1
 
 
-Action = StartAttempt | AskToStop | KillWorkers | DumpStacks | Note | Finish
+Action = StartAttempt | StartWorker | AskToStop | KillWorkers | DumpStacks | Note | Finish
 
 
 class Phase(enum.Enum):
@@ -164,6 +176,14 @@ class Supervisor:
     """Last step of this attempt; None before its first."""
     _stride: int = 1
     """Most steps between two reports, which is how exactly we know the step of a failure."""
+    _incarnations: dict[int, int] = field(default_factory=dict)
+    """How often each worker of this attempt was started again alone."""
+    _away: dict[int, float] = field(default_factory=dict)
+    """Workers that are started again alone, and when."""
+    _num_idle_alone: dict[int, int] = field(default_factory=dict)
+    """Like `_num_idle`, for a worker that is restarted alone."""
+    _stepped: set[int] = field(default_factory=set)
+    """Workers that have made a step since they were started."""
     _deadline_s: float = float("inf")
     _is_stop_wanted: bool = False
     _is_scaling: bool = False
@@ -178,9 +198,11 @@ class Supervisor:
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def advanced(self, step: int) -> None:
+    def advanced(self, step: int, rank: int | None = None) -> None:
         """A worker has reported this step."""
         self._has_stepped = True
+        if rank is not None:
+            self._stepped.add(rank)
         if self._attempt_step is not None:
             self._stride = max(self._stride, step - self._attempt_step)
         self._attempt_step = max(step, self._attempt_step or 0)
@@ -198,6 +220,8 @@ class Supervisor:
         if event.rank not in self.running:
             return []
         self.running.discard(event.rank)
+        if self._may_restart_alone(event, now_s):
+            return self._restart_alone(event, now_s)
         self._exits[event.rank] = event
         actions: list[Action] = []
         obeyed = self.phase is Phase.STOPPING and event.code == -signal.SIGTERM  # a script without a context
@@ -207,9 +231,10 @@ class Supervisor:
             actions.append(self._note("failed", self._describe(self.cause), rank=event.rank))
             if self.phase is Phase.RUNNING:
                 self.phase = Phase.ENDING
+            self._away = {}
             if self.running:
                 actions.append(self._kill(self.running))
-        if self.running:
+        if self.running or self._away:
             return actions
         return actions + self._attempt_ended(now_s)
 
@@ -234,6 +259,8 @@ class Supervisor:
         self._is_stop_wanted, self._stop_reason = True, reason
         if not self.running:
             return self._finish("stopped", reason)
+        if self._away and not is_now:
+            return self._kill_all(f"{reason}: {self._cannot_save}; killing the workers")
         if is_now or again or self.phase is Phase.ENDING:
             return self._kill_all(f"{reason}: killing the workers")
         return self._ask(self._note("stopping", f"{reason}: saving a checkpoint first"), reason, now_s)
@@ -263,7 +290,7 @@ class Supervisor:
         return [self._note("nodes", why), *self._fit(why, now_s, must_move=must_move)]
 
     def tick(self, *, now_s: float) -> list[Action]:
-        return self._at_deadline(now_s) or self._kill_again(now_s)
+        return self._at_deadline(now_s) or self._start_away(now_s) or self._kill_again(now_s)
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
@@ -279,6 +306,38 @@ class Supervisor:
             late = f"{len(self.running)} of {self.world_size} workers did not stop within {self.grace_s:g} s"
             return self._kill_all(f"{late}: killing them")
         return []
+
+    def _may_restart_alone(self, event: WorkerExit, now_s: float) -> bool:
+        """Whether this failure leaves the other workers as they are, and the run can afford another restart."""
+        is_own = event.is_failure and event.is_alone and not event.is_echo and event.rank not in self._doomed
+        if not is_own or self.phase is not Phase.RUNNING:
+            return False
+        return not self._refusal([*self._history, self._failure_of(event)], event, now_s)
+
+    def _restart_alone(self, event: WorkerExit, now_s: float) -> list[Action]:
+        rank = event.rank
+        self._history.append(self._failure_of(event))
+        self.num_restarts += 1
+        self._num_idle_alone[rank] = 0 if rank in self._stepped else self._num_idle_alone.get(rank, 0) + 1
+        self._stepped.discard(rank)
+        self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
+        self._away[rank] = now_s + _pause_s(self._num_idle_alone[rank])
+        return [self._note("failed", self._describe(event), rank=rank), *self._start_away(now_s)]
+
+    def _start_away(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        for rank in sorted(rank for rank, at_s in self._away.items() if at_s <= now_s):
+            del self._away[rank]
+            self.running.add(rank)
+            actions += [
+                self._note("restarted", f"{self._name(rank)} alone; the others continue", rank=rank),
+                StartWorker(self.attempt, rank, self._incarnations[rank]),
+            ]
+        return actions
+
+    @property
+    def _cannot_save(self) -> str:
+        return f"{self._names(self._away)} cannot save while restarting"
 
     def _kill(self, ranks: Collection[int]) -> KillWorkers:
         self._doomed.update(ranks)
@@ -303,6 +362,7 @@ class Supervisor:
 
     def _kill_all(self, text: str) -> list[Action]:
         self._ended |= self.running
+        self._away = {}
         return [self._note("stopping", text), self._kill(self.running)]
 
     def _fit(self, why: str, now_s: float, *, must_move: bool = False) -> list[Action]:
@@ -313,6 +373,8 @@ class Supervisor:
         if self.phase is not Phase.RUNNING or (target == self.world_size and not must_move):
             return []
         self._is_scaling = True
+        if self._away and self.running:
+            return self._kill_all(f"{f'{why}: ' if why else ''}{self._cannot_save}; killing the workers")
         how = self._shortage()
         if target >= self._minimum:
             workers = counted(target, "worker")
@@ -324,6 +386,7 @@ class Supervisor:
     def _start(self, now_s: float) -> list[Action]:
         self.running, self._exits, self._hung = set(), {}, {}
         self._ended, self._signalled, self._doomed = set(), set(), set()
+        self._incarnations, self._away, self._num_idle_alone, self._stepped = {}, {}, {}, set()
         self.cause, self._attempt_step, self._is_scaling = None, None, False
         self._has_context, self._began_s = False, now_s
         world_size = min(self._target, self.room)
@@ -388,28 +451,38 @@ class Supervisor:
     def _failed(self, cause: WorkerExit, now_s: float) -> list[Action]:
         self._num_idle = self._num_idle + 1 if self._attempt_step is None else 0
         self._history.append(_Failure(cause.rank, cause.code, cause.last_words, self.saved_step, self._attempt_step))
-        if self._is_programming_error(cause, now_s):
-            return self._finish("failed", f"{self._describe(cause)} (not retried: it would fail the same way)")
-        if self._is_input_at_fault():
-            return self._finish("failed", f"{self._describe(cause)} ({MAX_ALIKE} times in a row at the same step)")
-        if self.num_restarts == self.max_restarts:
-            used = f"all {counted(self.max_restarts, 'restart')} used" if self.max_restarts else "no restarts allowed"
-            return self._finish("failed", f"{self._describe(cause)} ({used})")
+        if refusal := self._refusal(self._history, cause, now_s):
+            return self._finish("failed", f"{self._describe(cause)} ({refusal})")
         self.num_restarts += 1
-        pause_s = min(FIRST_PAUSE_S * 2 ** (self._num_idle - 1), LONGEST_PAUSE_S) if self._num_idle else 0.0
+        pause_s = _pause_s(self._num_idle)
         if not pause_s:
             return self._start(now_s)
         self.phase = Phase.WAITING
         self._deadline_s = now_s + pause_s
         return [self._note("waiting", f"next attempt in {pause_s:g} s: the last one made no step")]
 
+    def _failure_of(self, event: WorkerExit) -> _Failure:
+        """Describe the failure of one worker among others that continue, whose steps say nothing about it."""
+        step = self._attempt_step if event.step is None else event.step
+        return _Failure(event.rank, event.code, event.last_words, self.saved_step, step)
+
+    def _refusal(self, history: Sequence[_Failure], cause: WorkerExit, now_s: float) -> str:
+        """Return why the run ends with this failure, the last of `history`; empty if workers are started again."""
+        if self._is_programming_error(cause, now_s):
+            return "not retried: it would fail the same way"
+        if self._is_input_at_fault(history):
+            return f"{MAX_ALIKE} times in a row at the same step"
+        if self.num_restarts == self.max_restarts:
+            return f"all {counted(self.max_restarts, 'restart')} used" if self.max_restarts else "no restarts allowed"
+        return ""
+
     def _is_programming_error(self, cause: WorkerExit, now_s: float) -> bool:
         if self._has_stepped or not (self._has_context or now_s - self._began_s < EARLY_S):
             return False
         return is_programming_error(cause.code, cause.last_words)
 
-    def _is_input_at_fault(self) -> bool:
-        last = self._history[-MAX_ALIKE:]
+    def _is_input_at_fault(self, history: Sequence[_Failure]) -> bool:
+        last = history[-MAX_ALIKE:]
         if len(last) < MAX_ALIKE or last[0].code in _FROM_OUTSIDE:
             return False
         if len({(each.rank, each.code, each.last_words, each.saved_step) for each in last}) > 1:
@@ -448,6 +521,11 @@ class Supervisor:
     def _finish(self, outcome: Outcome, reason: str) -> list[Action]:
         self.phase = Phase.OVER
         return [Finish(outcome, reason)]
+
+
+def _pause_s(num_idle: int) -> float:
+    """Return how long to wait before the next start, after as many failures in a row without a step."""
+    return min(FIRST_PAUSE_S * 2 ** (num_idle - 1), LONGEST_PAUSE_S) if num_idle else 0.0
 
 
 # -- programming errors ------------------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ without any, so that the clocks of all servers advance together. On one machine,
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from concurrent.futures import Future
+from collections import deque
+from concurrent.futures import Future, wait
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -26,7 +28,7 @@ from strata.transport.slab import Slab
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from strata.servers.state import Fence
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
-    from strata.transport.bulk import Message
+    from strata.transport.bulk import BulkConnection, Message
 
     Own: TypeAlias = NDArray[np.int64] | slice
     """Positions of the keys of one server among those of a request."""
@@ -44,6 +46,11 @@ SLAB_BYTES = 64 << 20
 """Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
 NUM_PULLS, NUM_PUSHES = 2, 2
 """Messages in shared memory at a time; each has a region of the slab."""
+MAX_UNACKED = 4
+"""Pushes that a server may leave unacknowledged, as it does while it waits for a checkpoint."""
+ACK_POLL_S = 0.5
+JOIN_TIMEOUT_S = 60.0
+"""Time for a server to admit a worker that joins again."""
 _ALIGNMENT = 64
 
 
@@ -61,6 +68,7 @@ class ServersClient:
         slab_bytes: int = SLAB_BYTES,
         num_pulls: int = NUM_PULLS,
         is_half: bool = False,
+        is_patient: bool = False,
     ) -> None:
         """Connect to all servers and join.
 
@@ -70,6 +78,7 @@ class ServersClient:
             slab_bytes: Shared memory for each server on this machine; 0 for none.
             num_pulls: Pulls that may be in shared memory at a time.
             is_half: Send rows and gradients in half precision to servers on other machines.
+            is_patient: Keep the pushes that a lost server has not acknowledged, for `reconnect`.
 
         Raises:
             ConnectionLost: A server does not answer; the message names it.
@@ -90,9 +99,13 @@ class ServersClient:
                     num_pulls=num_pulls,
                     is_half=is_half,
                 )
+                link.is_patient = is_patient
                 self._links.append(link)
+            self._fence = fence
             joins = [link.ask(protocol.Join(0, *fence)) for link in self._links]
             self.clock = min(join.result()[0].clock for join in joins)
+            for link in self._links:
+                link.acked = self.clock
         except BaseException:
             self.close()
             raise
@@ -100,6 +113,26 @@ class ServersClient:
     def close(self) -> None:
         for link in self._links:
             link.close()
+
+    @property
+    def lost(self) -> dict[int, ConnectionLost]:
+        """The servers whose connections are lost, by number, and how."""
+        return {number: link.lost for number, link in enumerate(self._links) if link.lost is not None}
+
+    def reconnect(
+        self, number: int, address: str, *, token: str, context: ssl.SSLContext | None, saved: tuple[int, int]
+    ) -> int:
+        """Join a lost server again, and repeat what it has not acknowledged; return how many acknowledged pushes of
+        this worker it has lost.
+
+        Args:
+            saved: The last checkpoint in which this worker took part.
+
+        Raises:
+            ConnectionLost: It does not answer.
+            StrataError: It refuses this worker.
+        """
+        return self._links[number].reconnect(address, self._fence, token=token, context=context, saved=saved)
 
     def pull(self, clock: int, wanted: Mapping[str, Keys]) -> Pulled:
         """Ask for the rows of these keys, which must ascend. `clock`: completed steps of this worker."""
@@ -127,13 +160,16 @@ class ServersClient:
         gradients: Mapping[str, Push],
         rates: Mapping[str, float] | None = None,
         *,
-        num_saves: int = 0,
+        saved: tuple[int, int] = (0, 0),
+        copies: ServersClient | None = None,
     ) -> Future[None]:
         """Complete step `clock` with these gradients, whose keys must ascend. All servers get a push.
 
         Args:
             rates: Learning rates of the tables, if they have changed.
-            num_saves: Checkpoints that this worker has requested so far.
+            saved: The last checkpoint in which this worker took part; see `protocol.Push`.
+            copies: The servers that keep a copy of each server's rows. They get the same push, and it is kept until
+                both have acknowledged it.
         """
         tables = list(gradients)
         own = {name: self._by_owner(push.keys) for name, push in gradients.items()}
@@ -141,7 +177,11 @@ class ServersClient:
         for number, link in enumerate(self._links):
             parts = [(each, own[name][number]) for name in tables for each in gradients[name]]
             in_order = [rates[name] for name in tables] if rates else []
-            pushed.append(link.push(protocol.Push(0, clock, tables, in_order, num_saves), parts))
+            links = [link] if copies is None else [link, copies._links[number]]
+            push = _Unacked(protocol.Push(0, clock, tables, in_order, saved), parts, links)
+            for each in links:
+                each.push(push)
+            pushed.append(push.done)
         return _all_of(pushed)
 
     def notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> Future[None]:
@@ -250,15 +290,26 @@ class _Link:
         is_half: bool,
     ) -> None:
         self.name = name
+        self.is_patient = False
+        self.acked = 0
+        """Steps that the server has acknowledged."""
+        self._unacked: deque[_Unacked] = deque()
+        self._slab_bytes = slab_bytes
+        self._num_pulls = num_pulls
+        self._wants_half = is_half
+        self._open(address, token=token, context=context)
+
+    def _open(self, address: str, *, token: str, context: ssl.SSLContext | None) -> None:
+        name, slab_bytes = self.name, self._slab_bytes
         try:
             self._connection = connect(address, token=token, context=context, max_bytes=MAX_MESSAGE_BYTES)
         except ConnectionLost as error:
             raise ConnectionLost(f"parameter server {name}: {error.message}") from error
-        self._is_half = is_half and not self._connection.can_share
+        self._is_half = self._wants_half and not self._connection.can_share
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
-        self._lost: ConnectionLost | None = None
+        self.lost: ConnectionLost | None = None
         self._slab = Slab.create(slab_bytes) if slab_bytes and self._connection.can_share else None
         self._regions: dict[str, list[_Region]] = {"pull": [], "push": []}
         if self._slab is not None:
@@ -268,11 +319,13 @@ class _Link:
                 self._connection.close()
                 self._slab.close()
                 raise
-            num_regions = num_pulls + NUM_PUSHES
+            num_regions = self._num_pulls + NUM_PUSHES
             size = slab_bytes // num_regions // _ALIGNMENT * _ALIGNMENT
             regions = [_Region(self._slab.view(number * size, size)) for number in range(num_regions)]
-            self._regions = {"pull": regions[:num_pulls], "push": regions[num_pulls:]}
-        self._thread = threading.Thread(target=self._receive, name=f"strata-pull-{name}", daemon=True)
+            self._regions = {"pull": regions[: self._num_pulls], "push": regions[self._num_pulls :]}
+        self._thread = threading.Thread(
+            target=self._receive, args=(self._connection,), name=f"strata-pull-{name}", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -281,19 +334,40 @@ class _Link:
         if self._slab is not None:
             self._slab.close()
 
+    def reconnect(
+        self, address: str, fence: Fence, *, token: str, context: ssl.SSLContext | None, saved: tuple[int, int]
+    ) -> int:
+        self.close()
+        self._open(address, token=token, context=context)
+        try:
+            known = min([self.acked, *(each.request.clock - 1 for each in list(self._unacked)[:1])])
+            join = self.ask(protocol.Join(0, *fence, clock=known, saved=saved))
+            answer: protocol.Answer = join.result(JOIN_TIMEOUT_S)[0]
+        except TimeoutError:
+            error = ConnectionLost(f"parameter server {self.name} has not admitted this worker in {JOIN_TIMEOUT_S:g} s")
+            self._fail(self._connection, error)
+            raise error from None
+        for each in list(self._unacked):
+            if each.request.clock <= answer.clock:
+                self._acknowledge(each, None)
+            else:
+                each.repeat(self)
+                self._send_push(each)
+        return answer.num_lost
+
     def ask(self, request: Request, buffers: list[Any] | None = None) -> Future[Any]:
         """Send a request; the result is the answer and its buffers."""
         request.id = next(self._ids)
         future: Future[Any] = Future()
         with self._lock:
-            if self._lost is not None:
-                future.set_exception(self._lost)
+            if self.lost is not None:
+                future.set_exception(self.lost)
                 return future
             self._pending[request.id] = future
         try:
             self._connection.send(protocol.encode(request), buffers or [])
         except ConnectionLost as error:
-            self._fail(error)
+            self._fail(self._connection, error)
         return future
 
     def pull(self, clock: int, tables: list[str], keys: list[Keys], shapes: list[tuple[int, int]]) -> _Part:
@@ -307,7 +381,36 @@ class _Link:
         region.user = self.ask(protocol.Pull(0, clock, tables, has_room=True), [*given, *room])
         return _Part(self.name, region.user, region, room)
 
-    def push(self, request: protocol.Push, parts: list[tuple[Any, Own]]) -> Future[Any]:
+    def push(self, push: _Unacked) -> None:
+        """Send a push, unless the server is lost: then `reconnect` sends it."""
+        self._unacked.append(push)
+        if self.lost is None or not self.is_patient:
+            self._send_push(push)
+        while len(self._unacked) > MAX_UNACKED:
+            with contextlib.suppress(IndexError):  # it has been acknowledged in between
+                oldest = self._unacked[0]
+                if any(link.lost is not None for link in oldest.links):
+                    return  # the next call joins the lost one again
+                wait([oldest.done], ACK_POLL_S)
+
+    def _send_push(self, push: _Unacked) -> None:
+        sent = self._sent_push(push.request, push.parts)
+        sent.add_done_callback(lambda answer: self._acknowledge(push, answer.exception()))
+
+    def _acknowledge(self, push: _Unacked, error: BaseException | None) -> None:
+        if isinstance(error, ConnectionLost) and self.is_patient:
+            return
+        if error is None:
+            self.acked = max(self.acked, push.request.clock)
+        if push.answered(self, error):
+            for link in push.links:
+                link.forget(push)
+
+    def forget(self, push: _Unacked) -> None:
+        with contextlib.suppress(ValueError):  # acknowledged before, on the lost connection
+            self._unacked.remove(push)
+
+    def _sent_push(self, request: protocol.Push, parts: list[tuple[Any, Own]]) -> Future[Any]:
         num_bytes = sum(array.nbytes if isinstance(own, slice) else len(own) * array[:1].nbytes for array, own in parts)
         regions = self._regions["push"]
         if not regions or not regions[0].fits(num_bytes):
@@ -324,13 +427,13 @@ class _Link:
     def _on_the_wire(self, array: NDArray[Any]) -> NDArray[Any]:
         return to_half(array) if self._is_half and array.dtype == np.float32 else array
 
-    def _receive(self) -> None:
+    def _receive(self, connection: BulkConnection) -> None:
         try:
-            while (message := self._connection.receive()) is not None:
+            while (message := connection.receive()) is not None:
                 self._answered(message)
-            self._fail(ConnectionLost("the server closed the connection"))
+            self._fail(connection, ConnectionLost("the server closed the connection"))
         except StrataError as error:
-            self._fail(error)
+            self._fail(connection, error)
 
     def _answered(self, message: Message) -> None:
         answer = protocol.decode_answer(message)
@@ -343,13 +446,45 @@ class _Link:
         else:
             future.set_result((answer, message.buffers))
 
-    def _fail(self, error: StrataError) -> None:
+    def _fail(self, connection: BulkConnection, error: StrataError) -> None:
         lost = ConnectionLost(f"parameter server {self.name}: {error.message}")
         with self._lock:
-            self._lost = self._lost or lost
+            if connection is not self._connection:  # it has been replaced
+                return
+            self.lost = self.lost or lost
             pending, self._pending = self._pending, {}
         for future in pending.values():
             future.set_exception(lost)
+
+
+class _Unacked:
+    """A push that a server, or the one that keeps its copy, has not acknowledged."""
+
+    def __init__(self, request: protocol.Push, parts: list[tuple[Any, Own]], links: Sequence[_Link]) -> None:
+        self.request = request
+        self.parts = parts
+        """Arrays, and the rows of them that belong to the server."""
+        self.links = tuple(links)
+        self.done: Future[None] = Future()
+        self._missing = set(links)
+        self._lock = threading.Lock()
+
+    def answered(self, link: _Link, error: BaseException | None) -> bool:
+        """Note the answer to one link; return whether the push is complete."""
+        with self._lock:
+            self._missing.discard(link)
+            if self.done.done() or (self._missing and error is None):
+                return self.done.done()
+        if error is not None:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(None)
+        return True
+
+    def repeat(self, link: _Link) -> None:
+        """It is sent to this link again."""
+        with self._lock:
+            self._missing.add(link)
 
 
 class _Region:

@@ -69,7 +69,7 @@ class Clocks:
         self._completed[rank] = clock
 
     def leap(self, rank: int, clock: int) -> None:
-        """Set the clock of a worker that (re)joins an asynchronous run."""
+        """Set the clock of a worker that joins again after this server has lost its latest steps."""
         self._completed[rank] = clock
 
 

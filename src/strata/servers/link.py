@@ -7,18 +7,21 @@ servers when all workers save or end.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Literal
 
 from strata.coordinator.state.server_figures import total
-from strata.errors import StrataError
+from strata.errors import StrataError, Unauthenticated
 from strata.servers.client import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, ServersClient
+from strata.servers.copies import COPIES
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
 from strata.servers.process import server_names
 from strata.servers.protocol import MAX_TABLES
 from strata.servers.state import Fence
+from strata.transport.bulk import ConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from strata.coordinator.state.server_figures import ServerFigures
@@ -33,6 +36,9 @@ log = logging.getLogger(__name__)
 
 FIND_TIMEOUT_S = 300.0
 """Time for the servers to restore their rows and publish where they listen."""
+RECOVER_TIMEOUT_S = 300.0
+"""Time for a lost server of an asynchronous run to restart and restore its rows."""
+RETRY_S = 0.1
 WAIT_S = 900.0
 """Time for an answer of a server, which may wait for the slowest worker."""
 
@@ -40,8 +46,12 @@ WAIT_S = 900.0
 class AskedRows:
     """Rows that are on their way from the servers of all parts."""
 
-    def __init__(self, pulled: Sequence[Pulled]) -> None:
+    def __init__(
+        self, pulled: Sequence[Pulled], again: Callable[[ConnectionLost], Sequence[Pulled]] | None = None
+    ) -> None:
+        """`again`: asks once more after a server was lost, or raises."""
         self._pulled = pulled
+        self._again = again
 
     def rows(self) -> dict[str, Rows]:
         """Wait for the rows; return them by table. Call it once.
@@ -49,10 +59,17 @@ class AskedRows:
         Raises:
             StrataError: A server is lost, does not answer, or refuses the pull; the message names it.
         """
-        found: dict[str, Rows] = {}
-        for each in self._pulled:
-            found |= each.rows(WAIT_S)
-        return found
+        while True:
+            found: dict[str, Rows] = {}
+            try:
+                for each in self._pulled:
+                    found |= each.rows(WAIT_S)
+            except ConnectionLost as error:
+                if self._again is None:
+                    raise
+                self._pulled = self._again(error)
+            else:
+                return found
 
 
 class WorkerLink:
@@ -65,10 +82,15 @@ class WorkerLink:
         self._rates = {spec.name: spec.optimizer.lr for part in parts for spec in part.tables}
         """Learning rates that the servers use."""
         self._clients: dict[str, ServersClient] = {}
+        self._copies: dict[str, ServersClient] = {}
+        """Where the rows of each server are kept a second time, for parts that have copies."""
         self._clock = 0
-        self._num_saves = 0
+        self._saved = (0, 0)
+        """The last checkpoint: its step, and its number among those of this step."""
         self._pushed: list[Future[None]] = []
         """Pushes that may not be applied yet."""
+        self.num_lost = 0
+        """Pushes of this worker that a restarted server has lost."""
 
     def pull(self, wanted: Mapping[str, Keys]) -> dict[str, Rows]:
         """Return the rows of these keys, which ascend, by table.
@@ -85,14 +107,26 @@ class WorkerLink:
             StrataError: A server is lost, or refuses a push; the message names it.
         """
         self._connect()
+        self._recover()
         self._check_pushed()
+        clock = self._clock + steps_ahead
+
+        def again(error: ConnectionLost) -> list[Pulled]:
+            if not any(client.lost for client in self._clients.values()):
+                raise error
+            self._recover()
+            return self._asked(wanted, clock)
+
+        return AskedRows(self._asked(wanted, clock), again)
+
+    def _asked(self, wanted: Mapping[str, Keys], clock: int) -> list[Pulled]:
         pulled = []
         for part, client in self._clients.items():
             tables = [name for name in wanted if self._part_of[name] == part]
             for start in range(0, len(tables), MAX_TABLES):
                 chosen = {name: wanted[name] for name in tables[start : start + MAX_TABLES]}
-                pulled.append(client.pull(self._clock + steps_ahead, chosen))
-        return AskedRows(pulled)
+                pulled.append(client.pull(clock, chosen))
+        return pulled
 
     def push(self, gradients: Mapping[str, Push], rates: Mapping[str, float]) -> None:
         """Complete a step with these gradients. Return before the servers have applied them.
@@ -104,6 +138,7 @@ class WorkerLink:
             StrataError: A server is lost or has refused an earlier push; the message names it.
         """
         self._connect()
+        self._recover()
         self._check_pushed()
         self._clock += 1
         changed = any(self._rates[name] != rate for name, rate in rates.items())
@@ -112,11 +147,19 @@ class WorkerLink:
             tables = [spec.name for spec in self._parts[part].tables]
             chosen = {name: gradients[name] for name in tables if name in gradients}
             sent = {name: self._rates[name] for name in chosen} if changed else None
-            self._pushed.append(client.push(self._clock, chosen, sent, num_saves=self._num_saves))
+            copies = self._copies.get(part)
+            self._pushed.append(client.push(self._clock, chosen, sent, saved=self._saved, copies=copies))
+
+    def completed_steps(self) -> int:
+        """Return how many steps of this worker all servers have applied. A worker that is restarted alone continues
+        after them; a server that has applied one more recognizes it when it is repeated.
+        """
+        self._connect()
+        return self._clock
 
     def saving(self, step: int) -> None:
         """All workers save after this step: the servers do, too, before they apply a later push."""
-        self._num_saves += 1
+        self._saved = (step, self._saved[1] + 1 if step == self._saved[0] else 1)
         self._notify("save", step)
 
     def ending(self, step: int) -> None:
@@ -146,17 +189,21 @@ class WorkerLink:
         Raises:
             StrataError: A server is lost, has refused a push, or does not answer in time.
         """
-        pushed, self._pushed = self._pushed, []
-        for each in pushed:
+        deadline_s = time.monotonic() + WAIT_S
+        while self._pushed:
+            self._recover()
             try:
-                each.result(WAIT_S)
+                self._pushed[0].result(RETRY_S)
             except TimeoutError:
-                raise StrataError(f"a parameter server has not answered within {WAIT_S:g} s") from None
+                if time.monotonic() > deadline_s:
+                    raise StrataError(f"a parameter server has not answered within {WAIT_S:g} s") from None
+            else:
+                self._check_pushed()
 
     def close(self) -> None:
-        for client in self._clients.values():
+        for client in [*self._clients.values(), *self._copies.values()]:
             client.close()
-        self._clients = {}
+        self._clients, self._copies = {}, {}
 
     def _notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> None:
         """Note something to the servers, for all workers: rank 0 does."""
@@ -164,6 +211,46 @@ class WorkerLink:
         if self._ctx.rank == 0:
             first = next(iter(self._clients.values()))
             self._pushed.append(first.notify(kind, step, payload))
+
+    def _recover(self) -> None:
+        """Join lost servers again once they are restarted.
+
+        Raises:
+            ConnectionLost: A server is lost in a run that restarts as a whole, or while all ranks rely on this one, or
+                it does not return; the message names it.
+        """
+        for topic, clients in ((TOPIC, self._clients), (COPIES, self._copies)):
+            for part, client in clients.items():
+                for number, error in client.lost.items():
+                    if not self._ctx.alone.is_now:
+                        raise error
+                    self._rejoin(topic, part, client, number)
+
+    def _rejoin(self, topic: str, part: str, client: ServersClient, number: int) -> None:
+        ctx, ranks = self._ctx, self._ctx.roles.server_ranks
+        rank = ranks[number] if topic == TOPIC else ranks[(number + 1) % len(ranks)]
+        log.warning("server-%d (rank %d) is lost; waiting up to %g s for its return", number, rank, RECOVER_TIMEOUT_S)
+        deadline_s = time.monotonic() + RECOVER_TIMEOUT_S
+        while True:
+            endpoint = Endpoint.decode(ctx.membership.collect(topic, [rank], timeout_s=FIND_TIMEOUT_S)[rank])
+            try:
+                lost = client.reconnect(
+                    number,
+                    endpoint.address_for(node_of(ctx.identity), part),
+                    token=endpoint.client_token(),
+                    context=endpoint.client_context(),
+                    saved=self._saved,
+                )
+            except (ConnectionLost, Unauthenticated) as error:  # the address of the lost process, perhaps taken over
+                if time.monotonic() > deadline_s:
+                    raise ConnectionLost(
+                        f"parameter server server-{number} (rank {rank}) has not returned within "
+                        f"{RECOVER_TIMEOUT_S:g} s: {error.message}"
+                    ) from error
+                time.sleep(RETRY_S)
+            else:
+                self.num_lost += lost if topic == TOPIC else 0
+                return
 
     def _check_pushed(self) -> None:
         """Raise the error of a push that was refused."""
@@ -178,23 +265,31 @@ class WorkerLink:
         ctx, roles = self._ctx, self._ctx.roles
         published = ctx.membership.collect(TOPIC, roles.server_ranks, timeout_s=FIND_TIMEOUT_S)
         endpoints = [Endpoint.decode(published[rank]) for rank in roles.server_ranks]
-        names = server_names(roles.num_servers)
-        node = node_of(ctx.identity)
-        fence = Fence(ctx.rank, ctx.attempt, 0)
         for part in self._parts.values():
-            self._clients[part.name] = client = ServersClient(
-                {name: each.address_for(node, part.name) for name, each in zip(names, endpoints, strict=True)},
-                fence,
-                {spec.name: spec.width for spec in part.tables},
-                tokens={name: each.client_token() for name, each in zip(names, endpoints, strict=True)},
-                contexts={name: each.client_context() for name, each in zip(names, endpoints, strict=True)},
-                is_half=part.is_half,
-                slab_bytes=SLAB_BYTES * (part.num_pulls + NUM_PUSHES) // (NUM_PULLS + NUM_PUSHES),
-                num_pulls=part.num_pulls,
-            )
-            if client.clock != ctx.step:
+            if part.has_copies:
+                found = ctx.membership.collect(COPIES, roles.server_ranks, timeout_s=FIND_TIMEOUT_S)
+                of_copies = [Endpoint.decode(found[rank]) for rank in roles.server_ranks]
+                self._copies[part.name] = self._client(part, [*of_copies[1:], of_copies[0]])
+            self._clients[part.name] = client = self._client(part, endpoints)
+            if client.clock != ctx.step and not ctx.identity.incarnation:
                 raise StrataError(
                     f"the parameter servers are at step {client.clock} and this worker is at step {ctx.step}; this is "
                     "a bug in Strata, please report it"
                 )
-        self._clock = ctx.step
+        self._clock = min(client.clock for client in [*self._clients.values(), *self._copies.values()])
+
+    def _client(self, part: PartSpec, endpoints: Sequence[Endpoint]) -> ServersClient:
+        ctx = self._ctx
+        node = node_of(ctx.identity)
+        named = dict(zip(server_names(len(endpoints)), endpoints, strict=True))
+        return ServersClient(
+            {name: each.address_for(node, part.name) for name, each in named.items()},
+            Fence(ctx.rank, ctx.attempt, ctx.identity.incarnation),
+            {spec.name: spec.width for spec in part.tables},
+            tokens={name: each.client_token() for name, each in named.items()},
+            contexts={name: each.client_context() for name, each in named.items()},
+            is_half=part.is_half,
+            slab_bytes=SLAB_BYTES * (part.num_pulls + NUM_PUSHES) // (NUM_PULLS + NUM_PUSHES),
+            num_pulls=part.num_pulls,
+            is_patient=ctx.may_lose_ranks,
+        )

@@ -28,6 +28,10 @@ class Join(msgspec.Struct, tag=True, array_like=True):
     rank: int
     attempt: int
     incarnation: int
+    clock: int = 0
+    """Steps of this worker that the server has acknowledged. A server that was restarted alone knows fewer."""
+    saved: tuple[int, int] = (0, 0)
+    """The last checkpoint in which the worker took part, as in `Push`."""
 
 
 class Pull(msgspec.Struct, tag=True, array_like=True):
@@ -49,8 +53,9 @@ class Push(msgspec.Struct, tag=True, array_like=True):
     tables: list[str]
     rates: list[float] = []
     """Current learning rate of each table; empty if they have not changed."""
-    num_saves: int = 0
-    """Checkpoints that the worker has requested so far: a server applies the push after it has made as many."""
+    saved: tuple[int, int] = (0, 0)
+    """The last checkpoint in which the worker took part: its step, and its number among those of this step. A server
+    applies the push after it has made this checkpoint."""
 
 
 class Note(msgspec.Struct, tag=True, array_like=True):
@@ -67,20 +72,35 @@ class Measure(msgspec.Struct, tag=True, array_like=True):
     id: int
 
 
+class Fetch(msgspec.Struct, tag=True, array_like=True):
+    """From a server that takes over rows. All requests of a connection read the same state."""
+
+    id: int
+    table: str
+    start: int
+    """Rows to skip, in the order of keys."""
+
+
 class Answer(msgspec.Struct, tag=True, array_like=True):
     """To the request with this id. Buffers: rows of each table of a pull, unless they were written into its room."""
 
     id: int
     clock: int = 0
     """To a join: steps that the worker has pushed."""
+    num_lost: int = 0
+    """To a join: how many of them are not in the rows, because the server was restarted from an earlier checkpoint."""
     error: str = ""
     """Name of an error, or nothing."""
     reason: str = ""
+    clocks: list[int] = []
+    """To a fetch: completed steps of each worker."""
+    num_rows: int = 0
+    """To a fetch: all rows of the table."""
 
 
-Request: TypeAlias = Join | Pull | Push | Note | Measure
+Request: TypeAlias = Join | Pull | Push | Note | Measure | Fetch
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Join | Pull | Push | Note | Measure)
+_requests = msgspec.msgpack.Decoder(Join | Pull | Push | Note | Measure | Fetch)
 _answers = msgspec.msgpack.Decoder(Answer)
 
 

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     import ssl
 
     from strata.servers.protocol import Request
-    from strata.servers.state import ServerState
+    from strata.servers.state import Frozen, ServerState
     from strata.servers.table.optimizers import Rows
     from strata.transport.bulk import BulkConnection, Message
     from strata.transport.tokens import Guard, Role
 
 MAX_MESSAGE_BYTES = 1 << 30
+FETCH_ROWS = 1 << 16
+"""Rows in an answer to a server that takes over."""
 
 
 Notify = Callable[[protocol.Note, bytes], None]
@@ -62,19 +64,28 @@ class Server:
         *addresses: str,
         guard: Guard,
         notify: Notify = lambda *_: None,
+        announce: Callable[[], None] = lambda: None,
         context: ssl.SSLContext | None = None,
         max_bytes: int = MAX_MESSAGE_BYTES,
+        is_copy: bool = False,
     ) -> None:
-        """`notify` receives the notes of workers, in a thread of their connection.
+        """
+        Args:
+            notify: Receives the notes of workers, in a thread of their connection.
+            announce: Called before a note is acknowledged.
+            is_copy: It keeps a copy of another server's rows, which takes no part in checkpoints.
 
         Raises:
             ConfigError: The address cannot be bound, or other machines could reach it without a token and TLS.
         """
         self.state = state
         self._notify = notify
+        self._announce = announce
+        self._is_copy = is_copy
         self._lock = threading.Lock()
         self._advanced = threading.Condition(self._lock)
-        self._num_saves = 0
+        self._saved = (0, 0)
+        """The last checkpoint: its step, and its number among those of this step."""
         self._held: list[_Held] = []
         self._num_joined = 0
         self._replies: list[_Reply] = []
@@ -136,10 +147,10 @@ class Server:
                     f"step {self.state.step}"
                 )
 
-    def saved(self) -> None:
-        """A checkpoint has been copied: apply the pushes that wait for it."""
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step has been copied: apply the pushes that wait for it."""
         with self._advanced:
-            self._num_saves += 1
+            self._saved = (step, self._saved[1] + 1 if step == self._saved[0] else 1)
             held, self._held = self._held, []
             for each in held:
                 self._push_or_hold(each)
@@ -149,15 +160,24 @@ class Server:
 
     def _serve(self, connection: BulkConnection, _role: Role) -> None:
         fence: Fence | None = None
+        frozen: Frozen | None = None
         try:
             while (message := connection.receive()) is not None:
                 request = protocol.decode_request(message)
+                if isinstance(request, protocol.Fetch):
+                    if frozen is None:
+                        with self._lock:
+                            frozen = self.state.frozen()
+                    self._send(_fetched(connection, request, frozen))
+                    continue
                 with self._advanced:
                     try:
                         fence = self._act(connection, fence, request, message)
                     except StrataError as error:
                         self._replies.append(_Reply(connection, protocol.failed(request.id, error), []))
                     replies = self._taken_replies()
+                if isinstance(request, protocol.Note):
+                    self._announce()
                 for reply in replies:
                     self._send(reply)
                 if isinstance(request, protocol.Note):  # answered before it may end this server
@@ -184,10 +204,13 @@ class Server:
         """Carry out a request; return the fence of this connection."""
         if isinstance(request, protocol.Join):
             joined = Fence(request.rank, request.attempt, request.incarnation)
-            clock = self.state.join(joined)
+            before = self.state.num_lost
+            clock = self.state.join(joined, request.clock)
+            self._saved = max(self._saved, request.saved)
             self._num_joined += fence is None
             fence = joined
-            self._replies.append(_Reply(connection, protocol.Answer(request.id, clock), []))
+            answer = protocol.Answer(request.id, clock, self.state.num_lost - before)
+            self._replies.append(_Reply(connection, answer, []))
         elif fence is None:
             raise InvalidArgument("the first message of a worker is a join")
         elif isinstance(request, protocol.Pull):
@@ -202,7 +225,7 @@ class Server:
         return fence
 
     def _push_or_hold(self, push: _Held) -> None:
-        if push.request.num_saves > self._num_saves:
+        if push.request.saved > self._saved and not self._is_copy:
             self._held.append(push)
             return
         try:
@@ -247,3 +270,15 @@ class Server:
             self.num_pushed_rows += len(keys)
         rates = dict(zip(request.tables, request.rates, strict=False))
         self.state.push(fence, request.clock, gradients, rates)
+
+
+def _fetched(connection: BulkConnection, request: protocol.Fetch, frozen: Frozen) -> _Reply:
+    """Return the next rows of a table, as many as fit into a message."""
+    if request.table not in frozen.rows:
+        error = InvalidArgument(f"table {request.table!r} is unknown", field="table")
+        return _Reply(connection, protocol.failed(request.id, error), [])
+    rows = frozen.rows[request.table]
+    stop = request.start + FETCH_ROWS
+    sent = [np.ascontiguousarray(each[request.start : stop]) for each in rows]
+    answer = protocol.Answer(request.id, clocks=frozen.clocks, num_rows=len(rows.keys))
+    return _Reply(connection, answer, sent)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
+    from strata.servers.table.snapshot import Saved
     from strata.servers.table.storage import MapFile
     from strata.servers.table.table import TableSpec
 
@@ -34,6 +35,13 @@ class Fence(NamedTuple):
     rank: int
     attempt: int
     incarnation: int
+
+
+class Frozen(NamedTuple):
+    """The rows of a server, by table, and the completed steps of each worker."""
+
+    rows: dict[str, Saved]
+    clocks: list[int]
 
 
 class _Waiting(NamedTuple):
@@ -69,18 +77,36 @@ class ServerState:
         self._incarnations: dict[int, int] = {}
         self._rounds = {name: Rounds(num_workers) for name in self.tables} if staleness == 0 else None
         self._waiting: list[_Waiting] = []
+        self.num_lost = 0
+        """Pushes that were acknowledged by an earlier process and are not in the rows."""
 
     def begin(self, step: int) -> None:
         """Start at the step of a checkpoint, before any worker joins."""
         self.clocks = Clocks(self._num_workers, staleness=self.clocks.staleness, start=step)
+
+    def frozen(self) -> Frozen:
+        """Return a copy of all rows and clocks, for another process that takes over."""
+        rows = {name: table.rows() for name, table in self.tables.items()}
+        return Frozen(rows, [self.clocks.of(rank) for rank in range(self._num_workers)])
+
+    def take_over(self, frozen: Frozen) -> None:
+        """Continue where another process was, before any worker joins."""
+        for name, rows in frozen.rows.items():
+            self.tables[name].put(rows)
+        for rank, clock in enumerate(frozen.clocks):
+            self.clocks.leap(rank, clock)
 
     @property
     def step(self) -> int:
         """Steps that all workers have pushed."""
         return self.clocks.slowest
 
-    def join(self, fence: Fence) -> int:
+    def join(self, fence: Fence, clock: int = 0) -> int:
         """Admit a worker, or a later incarnation of it; return the number of steps that it has pushed.
+
+        Args:
+            clock: The steps that were acknowledged to this worker. A server that was restarted alone, from a checkpoint
+                of an earlier step, accepts them: what it has lost is `num_lost`.
 
         Raises:
             StaleIncarnation: A later one has joined.
@@ -91,6 +117,9 @@ class ServerState:
             raise self._stale(fence)
         self._incarnations[fence.rank] = fence.incarnation
         self._waiting = [each for each in self._waiting if each.fence.rank != fence.rank]
+        if self.clocks.staleness is None and clock > self.clocks.of(fence.rank):
+            self.num_lost += clock - self.clocks.of(fence.rank)
+            self.clocks.leap(fence.rank, clock)
         return self.clocks.of(fence.rank)
 
     def leave(self, fence: Fence) -> None:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from strata.lifecycle import renewed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Wish = Literal["checkpoint", "stop"]
 
@@ -30,7 +33,9 @@ class Due:
 class Agreement:
     """The limit and the agreed steps, shared by the training thread and the thread beside it."""
 
-    def __init__(self, step: int = 0) -> None:
+    def __init__(self, step: int = 0, *, on_limit: Callable[[], None] = lambda: None) -> None:
+        """`on_limit` is called before a limit is set: from then on, the other ranks rely on this one."""
+        self._on_limit = on_limit
         self._lock = renewed(threading.Lock())
         self._changed = threading.Condition(self._lock)
         self._step = step
@@ -43,6 +48,7 @@ class Agreement:
     def set_limit(self) -> int:
         """Let training go no further than the returned step until `agree` or `give_up`."""
         with self._changed:
+            self._on_limit()
             self._limit = self._step + 1
             return self._limit
 
@@ -83,6 +89,12 @@ class Agreement:
         """Return why this was agreed on, without taking it; empty if it was not."""
         with self._lock:
             return next((due.reason for due in self._due if due.wish == wish), "")
+
+    def when_idle(self, action: Callable[[], None]) -> None:
+        """Call `action` unless the ranks are agreeing on a step, or have agreed on one that is still to come."""
+        with self._lock:
+            if self._limit is None and not self._due:
+                action()
 
     def take_all(self) -> list[Due]:
         """Return everything that was agreed on, whatever its step: for a rank that makes no steps of its own."""

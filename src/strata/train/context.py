@@ -19,6 +19,7 @@ The last step of a run is saved with every strategy: at the end of `epochs`, or 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -29,12 +30,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
 from strata.checkpoint.policy import not_before
-from strata.errors import ConfigError, InvalidArgument, NoCheckpoint, StrataError
+from strata.errors import CheckpointAborted, ConfigError, InvalidArgument, NoCheckpoint, StrataError
 from strata.identity import Identity
 from strata.launch.environment import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
 from strata.train import pytrees, rng
 from strata.train.agreement import Agreement
+from strata.train.alone import Alone
 from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
 from strata.train.metrics import Gauges
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from strata.checkpoint import CheckpointMetadata, Save
     from strata.checkpoint.policy import Strategy
     from strata.data.order.steps import Tail
+    from strata.train.meeting import Meetings
     from strata.train.membership import Membership
     from strata.train.roles import Companion
 
@@ -55,6 +58,8 @@ log = logging.getLogger(__name__)
 _MASTER = {"MASTER_ADDR", "MASTER_PORT"}
 OURS = "strata"
 """Name of our own part of a checkpoint."""
+SAVING, AGREEING = "saving", "agreeing"
+"""Reasons for which a rank cannot be restarted alone."""
 ASK_AGAIN_S = 60.0
 """Interval between two requests for a checkpoint, if the first had no result."""
 AGREE_TIMEOUT_S = 180.0
@@ -88,8 +93,16 @@ class Context:
         *,
         strategy: Strategy | None = None,
         agreement: Agreement | None = None,
+        alone: Alone | None = None,
     ) -> None:
         self.identity = identity
+        self.alone = alone or Alone({})
+        """Whether this process may be restarted without the others."""
+        self.may_lose_ranks = False
+        """Ranks are restarted alone, so that a checkpoint may have to be given up while training continues."""
+        self._meetings: Meetings | None = None
+        self._save: Save | None = None
+        """The last save, until it is known to have ended."""
         self.roles = Roles.of(identity, 0)
         self.companion: Companion | None = None
         """Notified before this rank saves or ends together with the others."""
@@ -206,6 +219,26 @@ class Context:
             defaults |= {"rank": self.rank, "world_size": self.world_size}
         distributed.init_process_group(**{**defaults, **arguments})
 
+    def meet_on_demand(self) -> None:
+        """Let workers be restarted alone: torch's process group exists only within `together`. Call it on all ranks of
+        a run whose workers share no collective while they train.
+        """
+        self._membership.follow_restarts()
+        self.may_lose_ranks = True
+        if not self.roles.is_server and self._meetings is None:
+            from strata.train.meeting import Meetings  # noqa: PLC0415 - imports torch
+
+            self._meetings = Meetings(self)
+
+    @contextlib.contextmanager
+    def together(self, name: str) -> Iterator[None]:
+        """Run the body on all workers together, with torch's process group. `name` is used once in an attempt."""
+        if self._meetings is None:  # the group exists all the time
+            yield
+            return
+        with self._meetings.meet(name):
+            yield
+
     # -- data ------------------------------------------------------------------------------------------------------
 
     def dataloader(self, source: Any, format: str | None = None, *, name: str = "", **arguments: Any) -> Any:  # noqa: A002
@@ -289,6 +322,15 @@ class Context:
             self.epoch += 1
         self._save_last()
 
+    @property
+    def num_lost_updates(self) -> int:
+        """Updates that a parameter server has lost; the agent adds them to the timeline of the run."""
+        return self._gauges.num_lost_updates
+
+    @num_lost_updates.setter
+    def num_lost_updates(self, number: int) -> None:
+        self._gauges.num_lost_updates = number
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def restore(
@@ -314,14 +356,19 @@ class Context:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="into")
         self._membership.report("RECOVERING")
         self._not_before = 0
+        chosen = self._newest() if self.identity.incarnation else None
+        if self.identity.incarnation and chosen is None:
+            return Progress(state=into)
         self._unsaved, self._is_under_way, self._has_new_step = None, False, False
         ours, given_back = _Ours(), pytrees.stand_ins(into)
         try:
             with pytrees.on_the_host(given_back):
                 found = self.checkpoints.restore(
-                    {**into, **given_back, OURS: ours}, strict=strict, saved_by=self.roles.saved_by
+                    {**into, **given_back, OURS: ours}, id=chosen, strict=strict, saved_by=self.roles.saved_by
                 )
         except NoCheckpoint:
+            if chosen is not None:  # deleted a moment ago; all ranks restart and choose again
+                raise
             return Progress(state=into)
         state = {**into, **{name: tree.restored(strict=strict) for name, tree in given_back.items()}}
         if ours.state:
@@ -332,6 +379,17 @@ class Context:
         self._saved_step = self.step
         self._membership.restored(found)
         return Progress(self.step, self.epoch, found, state)
+
+    def _newest(self) -> str | None:
+        """Return the checkpoint that a rank loads without the others, which do not choose with it."""
+        newest = self.checkpoints.latest()
+        return None if newest is None else newest.id
+
+    def continue_after(self, step: int) -> None:
+        """Continue after a step that an earlier process of this rank has made, later than the checkpoint."""
+        self.step = step
+        self._agreement.restored(step)
+        self.checkpoints.resumed(step)
 
     def _put_back(self, state: Mapping[str, Any], *, has_generators: bool, has_loaders: bool) -> None:
         self.step, self.epoch = int(state["step"]), int(state["epoch"])
@@ -376,6 +434,8 @@ class Context:
         self.step = self.step if step is None else step
         if OURS in state:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="state")
+        self.alone.hold(SAVING)
+        self._forget_save()
         self._has_saved = True
         self._unsaved, self._saved_step = None, self.step
         self._asked_s = -ASK_AGAIN_S
@@ -394,7 +454,7 @@ class Context:
             replicas=self.roles.num_workers,
             **arguments,
         )
-        self._gauges.save = self.last_save = save
+        self._gauges.save = self.last_save = self._save = save
         return save
 
     def maybe_checkpoint(
@@ -409,6 +469,14 @@ class Context:
                 last step, and `epochs` and `close` do not.
         """
         self._home.require("this context")
+        try:
+            return self._maybe_checkpoint(state, step=step, is_passing=is_passing, arguments=arguments)
+        finally:
+            self.release_alone()
+
+    def _maybe_checkpoint(
+        self, state: Mapping[str, Any], *, step: int | None, is_passing: bool, arguments: dict[str, Any]
+    ) -> Save | None:
         if step is not None or not self._has_new_step:
             self.report(step=self.step + 1 if step is None else step)
         self._has_new_step = False
@@ -424,6 +492,38 @@ class Context:
             save.wait()
             self.stop(due[0].reason)
         return save
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save keeps this process from being restarted alone."""
+        return self.alone.is_begun and self._save is not None
+
+    def completing(self, step: int) -> None:
+        """The effects of this step are about to leave this process. If all ranks save after it, this one must, too."""
+        if self.alone.is_begun and self._saves_by_steps and self.checkpoints.should_save(step):
+            self.alone.hold(SAVING)
+
+    def release_alone(self) -> None:
+        """Between two steps, with no save in progress and none agreed on, the others do not rely on this rank."""
+        if not self.alone.is_begun or (self._save is not None and not self._save.done):
+            return
+        self._forget_save()
+        self.alone.release(SAVING)
+        self._agreement.when_idle(lambda: self.alone.release(AGREEING))
+
+    def _forget_save(self) -> None:
+        """Wait for the end of the last save. One that was given up because a rank was restarted is not an error: the
+        next save replaces it.
+        """
+        save, self._save = self._save, None
+        if save is not None and self.may_lose_ranks:
+            save.until_ended()
+            save.was_reported |= isinstance(save.error, CheckpointAborted)
+
+    @property
+    def _saves_by_steps(self) -> bool:
+        strategy = self._strategy
+        return strategy is not None and not isinstance(strategy, Manual) and decides_by_steps(strategy)
 
     def _is_time(self) -> bool:
         """Return whether this rank saves now by its strategy. For strategies by time, rank 0 decides and asks all

@@ -95,6 +95,10 @@ class Membership(Protocol):
         """
         ...
 
+    def follow_restarts(self) -> None:
+        """Expect that ranks are restarted alone: adopt every change of the membership, and publish values again."""
+        ...
+
     def leave(self, *, together: bool, reason: str = "done") -> None: ...
 
 
@@ -134,12 +138,17 @@ class NoMembership:
     def collect(self, topic: str, ranks: Iterable[int], *, timeout_s: float) -> dict[int, str]:  # noqa: ARG002
         raise ConfigError(NEEDS_COORDINATOR)
 
+    def follow_restarts(self) -> None:
+        pass
+
     def leave(self, *, together: bool, reason: str = "done") -> None:
         pass
 
 
 class JoinedMembership:
-    """The membership of a worker, until `leave` or the end of the process. The constructor waits for all ranks."""
+    """The membership of a worker, until `leave` or the end of the process. The constructor waits for all ranks, unless
+    this one is restarted alone.
+    """
 
     def __init__(
         self,
@@ -173,7 +182,11 @@ class JoinedMembership:
         """Our own metrics, sent again and again: a restarted coordinator has none."""
         self._report_metrics()
         self._worker.heartbeat()
-        _meet(self._worker, identity, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
+        if not identity.incarnation:
+            _meet(self._worker, identity, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
+        self._follows_restarts = identity.incarnation > 0
+        self._sent: dict[str, str] = {}
+        """Values that this rank has published, by topic: a rank that is restarted alone has missed them."""
         self._num_ends = 0
         """Number of ends of training that the ranks have reached together."""
         self._is_leaving = threading.Event()
@@ -240,6 +253,8 @@ class JoinedMembership:
         try:
             self._report_metrics()
             self._worker.heartbeat()
+            if self._follows_restarts:
+                self._worker.refresh()
             self._worker.barrier(f"last/{self._num_ends}", step=self._identity.attempt, timeout_s=END_TIMEOUT_S)
             workers = self._client.list_workers(job_id=self._identity.run).workers
         except StrataError as error:
@@ -253,6 +268,13 @@ class JoinedMembership:
         return False
 
     def publish(self, topic: str, value: str) -> None:
+        self._sent[topic] = value
+        self._send(topic, value)
+
+    def follow_restarts(self) -> None:
+        self._follows_restarts = True
+
+    def _send(self, topic: str, value: str) -> None:
         rank, attempt = str(self._identity.rank), str(self._identity.attempt)
         args = {_TOPIC: topic, _RANK: rank, _VALUE: value, "attempt": attempt}
         self._client.send_command("MESSAGE", job_id=self._identity.run, args=args)
@@ -294,6 +316,7 @@ class JoinedMembership:
             try:
                 self._worker.wait_changed(POLL_S)
                 self._report_metrics()
+                self._adopt_changes()
                 for name, reason in list(self._wanted.items()):
                     self._client.send_command(name, job_id=self._identity.run, reason=reason)
                     del self._wanted[name]  # only now: what failed is sent again
@@ -313,6 +336,13 @@ class JoinedMembership:
                 if self._on_lost is not None:
                     self._on_lost(lost)
                 return
+
+    def _adopt_changes(self) -> None:
+        """Adopt a membership in which a rank was restarted alone, and let that rank know what it has missed."""
+        if self._follows_restarts and self._worker.generation != self._worker.latest_generation:
+            self._worker.refresh()
+            for topic, value in list(self._sent.items()):
+                self._send(topic, value)
 
     def _report_metrics(self) -> None:
         """Report our own metrics and the gauges, except those that the script reports itself."""

@@ -48,6 +48,8 @@ class Gauges:
         self.server: int | None = None
         """Number of this parameter server; None on a worker."""
         self._sources: list[Callable[[], Mapping[str, float]]] = []
+        self.num_lost_updates = 0
+        """Updates that this process, a parameter server, has lost by its restart."""
         self._now_s = (clock or SystemClock()).monotonic_s
         self._count_rows: list[Callable[[], int]] = []
         self._rows = Rate()
@@ -72,6 +74,8 @@ class Gauges:
             found[SERVER] = float(self.server)
         for source in tuple(self._sources):
             found |= source()
+        if self.num_lost_updates:
+            found[METRICS.lost_updates] = float(self.num_lost_updates)
         if self._count_rows:
             per_s = self._rows.after(sum(count() for count in tuple(self._count_rows)), self._now_s())
             if per_s is not None:

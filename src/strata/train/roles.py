@@ -70,6 +70,10 @@ class Roles:
     def server_ranks(self) -> range:
         return range(self.num_workers, self.num_workers + self.num_servers)
 
+    def next_server(self, distance: int) -> int:
+        """Return the rank of a server that is as many places after this one, on the ring of servers."""
+        return self.num_workers + (self.server + distance) % self.num_servers
+
     def among_workers(self, identity: Identity) -> Identity:
         """Return the identity of a worker in the world of the workers."""
         first = identity.rank - identity.local_rank

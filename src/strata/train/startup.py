@@ -28,7 +28,8 @@ from strata.launch.commit import CoordinatorCommit
 from strata.launch.environment import JOINED, NOTE, STACKS_SIGNAL, WorkerSpec, read_environment, storage_options_in
 from strata.lifecycle import Home
 from strata.train.agreement import Agreement
-from strata.train.context import Context
+from strata.train.alone import Alone
+from strata.train.context import AGREEING, Context
 from strata.train.membership import JOIN_TIMEOUT_S, JoinedMembership, NoMembership
 from strata.transport import forks
 
@@ -73,7 +74,8 @@ def init(
         given = checkpoint_options.get("storage_options") or {}
         checkpoint_options = {**checkpoint_options, "storage_options": {**of_run, **given}}
     strategy = strategy_of(every if every is not None else variables.get(EVERY))
-    agreement = Agreement()
+    alone = Alone(variables)
+    agreement = Agreement(on_limit=lambda: alone.hold(AGREEING))
     membership: JoinedMembership | NoMembership = NoMembership()
     commit = None
     if spec.coordinator:
@@ -99,7 +101,7 @@ def init(
     if spec.identity.rank == 0:
         where = manager.place.rstrip("/")
         print(f"{NOTE}checkpoints in {where}, {manager.schedule}", file=sys.stderr, flush=True)
-    return Context(spec.identity, membership, manager, strategy=strategy, agreement=agreement)
+    return Context(spec.identity, membership, manager, strategy=strategy, agreement=agreement, alone=alone)
 
 
 def alone(

@@ -96,6 +96,8 @@ class Launched:
     logs: str = "auto"
     servers: int = 0
     """Parameter servers, in addition to the workers."""
+    is_asynchronous: bool = False
+    """Whether workers share nothing but the servers while they train, so that each can be restarted alone."""
 
     def prepared(self) -> contextlib.AbstractContextManager[None]:
         return importing_ahead(_launched_worker, *PRELOAD) if self.engine == "local" else contextlib.nullcontext()
@@ -103,7 +105,11 @@ class Launched:
     def run(self, work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving) -> T:
         results = run_call(
             Call(
-                _launched_worker, (work, arguments, saving, self.servers), {}, max_bytes=MAX_CALL_BYTES, preload=PRELOAD
+                _launched_worker,
+                (work, arguments, saving, self.servers, self.is_asynchronous),
+                {},
+                max_bytes=MAX_CALL_BYTES,
+                preload=PRELOAD,
             ),
             workers=self.workers,
             servers=self.servers,
@@ -122,9 +128,10 @@ class Joined:
 
     _context: Context | None = None
 
-    def __init__(self, *, servers: int = 0) -> None:
-        """`servers`: how many of the last ranks are parameter servers."""
+    def __init__(self, *, servers: int = 0, is_asynchronous: bool = False) -> None:
+        """`servers`: how many of the last ranks are parameter servers. `is_asynchronous`: see `Launched`."""
         self._servers = servers
+        self._is_asynchronous = is_asynchronous
 
     def prepared(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -137,7 +144,7 @@ class Joined:
             Joined._context = init(checkpoints=saving.checkpoints or None, every=every, **saving.options)
             Joined._context.divide(self._servers)
         context = Joined._context
-        with _process_group(context, is_kept=True):
+        with _process_group(context, is_kept=True, is_on_demand=self._is_asynchronous):
             return work(Session(context, _not_interruptible), *arguments)
 
 
@@ -150,6 +157,7 @@ def choose(
     logs: str,
     servers: int = 0,
     is_apart: bool = False,
+    is_asynchronous: bool = False,
 ) -> Engine:
     """Return the engine for a Trainer's arguments in this process.
 
@@ -166,10 +174,18 @@ def choose(
     named = "unnamed" if name == "" else name
     RunSpec(name=named, script="unknown", workers=size, directory="", checkpoints="", max_restarts=max_restarts)
     if is_worker():
-        return Joined(servers=servers)
+        return Joined(servers=servers, is_asynchronous=is_asynchronous)
     if size == Size(1, 1) and engine == "local" and not servers and not is_apart:
         return Inline()
-    return Launched(workers=workers, engine=engine, name=name, max_restarts=max_restarts, logs=logs, servers=servers)
+    return Launched(
+        workers=workers,
+        engine=engine,
+        name=name,
+        max_restarts=max_restarts,
+        logs=logs,
+        servers=servers,
+        is_asynchronous=is_asynchronous,
+    )
 
 
 def is_worker() -> bool:
@@ -185,18 +201,24 @@ def agrees_on_times() -> bool:
     return not is_worker() or read_environment(os.environ) is not None
 
 
-def _launched_worker(work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving, servers: int) -> T | None:
+def _launched_worker(
+    work: Callable[..., T], arguments: tuple[Any, ...], saving: Saving, servers: int, is_asynchronous: bool
+) -> T | None:
     """Run the work in a worker or server process; only the result of rank 0 counts."""
     _keep_memory()
     with init(every=saving.every, **saving.options) as context:
         context.divide(servers)
-        with _process_group(context, is_kept=False):
+        with _process_group(context, is_kept=False, is_on_demand=is_asynchronous):
             result = work(Session(context, _not_interruptible), *arguments)
             return result if context.rank == 0 else None
 
 
 @contextlib.contextmanager
-def _process_group(context: Context, *, is_kept: bool) -> Iterator[None]:
+def _process_group(context: Context, *, is_kept: bool, is_on_demand: bool) -> Iterator[None]:
+    if is_on_demand:
+        context.meet_on_demand()
+        yield
+        return
     is_ours = not context.roles.is_server and context.world_size > 1 and not distributed.is_initialized()
     if is_ours:
         context.init_process_group()

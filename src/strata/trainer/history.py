@@ -137,6 +137,8 @@ class Result:
     """For each parameter server at the end: `rows`, `bytes` of memory, `evicted` rows; and if a table has rows in a
     file, `hits`, `misses` and their `hit_rate`.
     """
+    lost_updates: int = 0
+    """Pushes of workers to parameter servers that were lost with a server. 0 unless servers are asynchronous."""
 
     @property
     def metrics(self) -> dict[str, float]:

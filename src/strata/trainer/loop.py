@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.errors import StrataError
 from strata.lifecycle import interrupted
+from strata.trainer import serving
 from strata.trainer.callbacks import StepInfo
 from strata.trainer.diagnosis import OF_MODULES, explain
 from strata.trainer.evaluation import summed
@@ -49,6 +50,8 @@ class Loop:
         """Sum of the loss over this rank's rows in this epoch."""
         self._num_rows = 0
         self._last_loss = math.nan
+        self._lost_before = 0
+        """Lost updates that the restored checkpoint counts."""
         self.seconds = {"train_s": 0.0, "valid_s": 0.0}
         self.first_step_s: float | None = None
         self.state: dict[str, Any] = {"module": parts.module, "optimizer": parts.optimizer, "trainer": self}
@@ -58,16 +61,22 @@ class Loop:
         for epoch in self._epochs():
             if history.num_epochs <= epoch and not history.stop_reason:  # otherwise restored from the epoch's end
                 began_s = time.perf_counter()
-                for batches in self.parts.groups():
+                is_over = self.is_cut and self.ctx.identity.incarnation > 0  # before this process was restarted alone
+                for batches in () if is_over else self.parts.groups():
                     self.step(batches)
                     if self.is_cut or history.stop_reason:
                         break
-                if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
-                    self._save_last()
-                self.end_epoch(epoch, time.perf_counter() - began_s)
+                seconds = time.perf_counter() - began_s
+                with self.ctx.together(f"epoch {epoch}"):
+                    if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
+                        self._save_last()
+                    self.end_epoch(epoch, seconds)
                 self.end_if_interrupted()
             if self.is_cut or history.stop_reason:
                 break
+
+    def end(self) -> None:
+        """Save the last step, unless it is saved. All workers have arrived."""
         if not self.is_cut:
             self._save_last()
 
@@ -82,6 +91,18 @@ class Loop:
             if self.is_cut or not pauses.wait_for_files(self):
                 return
             yield epoch
+
+    def continue_alone(self, step: int) -> None:
+        """Continue after a step that an earlier process of this rank has pushed; the last checkpoint is restored.
+
+        Every epoch ends with a checkpoint, so this step and the checkpoint's are in the same epoch, unless that one is
+        complete.
+        """
+        ctx, num_steps = self.ctx, step - self.ctx.step
+        if num_steps and self.parts.history.num_epochs > ctx.epoch:
+            ctx.epoch += 1
+        self.parts.skip(num_steps, epoch=ctx.epoch)
+        ctx.continue_after(step)
 
     def step(self, batches: Iterator[tuple[Batch, float, bool]]) -> None:
         """Make one optimizer step from the batches that accumulate into it."""
@@ -100,6 +121,7 @@ class Loop:
 
     def update(self) -> None:
         parts, ctx = self.parts, self.ctx
+        ctx.completing(ctx.step + 1)
         if parts.are_gradients_usable():
             parts.scaler.step(parts.optimizer)
             parts.bound.push()
@@ -154,9 +176,12 @@ class Loop:
         is_best = parts.history.add(row)
         parts.after_epoch(row)
         parts.callbacks.on_epoch(row)
-        if parts.valid is not None and is_best and not self.is_cut:
-            metadata = {parts.history.monitor: row[parts.history.monitor]}
-            ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
+        is_rated = parts.valid is not None and is_best
+        if not self.is_cut and (is_rated or ctx.alone.is_begun):
+            metadata = {parts.history.monitor: row[parts.history.monitor]} if is_rated else {}
+            save = ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
+            if ctx.alone.is_begun:  # a worker that is restarted alone finds the history up to here
+                save.wait()
 
     def _note(self, loss: torch.Tensor, batch: Batch) -> None:
         value = self._last_loss = loss.item()
@@ -189,8 +214,15 @@ class Loop:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loss_sum": self._loss_sum, "num_rows": self._num_rows, **self.parts.state_dict()}
+        own = {"loss_sum": self._loss_sum, "num_rows": self._num_rows, "lost_updates": self.lost_updates}
+        return {**own, **self.parts.state_dict()}
+
+    @property
+    def lost_updates(self) -> int:
+        """Pushes of this worker that servers have lost, and that the rows do not contain."""
+        return self._lost_before + serving.num_lost(self.ctx)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._loss_sum, self._num_rows = float(state["loss_sum"]), int(state["num_rows"])
+        self._lost_before = int(state.get("lost_updates", 0))
         self.parts.load_state_dict(state)

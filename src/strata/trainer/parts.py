@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from strata.errors import InvalidArgument
+from strata.errors import InvalidArgument, StrataError
 from strata.trainer import sources
 from strata.trainer.diagnosis import single_rows_refused
 from strata.trainer.lookahead import Batches
@@ -123,6 +123,19 @@ class Parts:
             weight = batch.num_rows * self._world_size / group_rows
         return batch, weight, is_last
 
+    def skip(self, num_steps: int, *, epoch: int) -> None:
+        """Skip the batches of steps that were made already, and advance the scheduler as they did.
+
+        Raises:
+            StrataError: The epoch has fewer steps.
+        """
+        if not num_steps:
+            return
+        self.loader.set_epoch(epoch)
+        skip_steps(self.loader, num_steps, accumulate=self.settings.accumulate)
+        for _ in range(num_steps if self._scheduler is not None and self.settings.scheduler_every == "step" else 0):
+            self._scheduler.step()
+
     def first_look(self, batch: Batch) -> AbstractContextManager[None]:
         """Return a context for the forward passes of the first step, which refuses what would fail in the last one."""
         may_end_sooner = self.config.max_steps is not None
@@ -224,6 +237,26 @@ def _replicated_names(module: nn.Module, bound: Bound) -> tuple[str, ...]:
     return (*(f"module.{name}" for name, _ in module.named_parameters()), "optimizer.*", "trainer.ema.*")
 
 
+def remaining_steps(loader: Any) -> Steps:
+    """Return the batches of the epoch from the loader's position on."""
+    rows = getattr(loader, "map_rows", None)
+    found: Steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
+    return found
+
+
+def skip_steps(loader: Any, num_steps: int, *, accumulate: int) -> None:
+    """Move a loader past the batches of as many optimizer steps, without reading them: the order is arithmetic.
+
+    Raises:
+        StrataError: The epoch has fewer steps.
+    """
+    steps = remaining_steps(loader)
+    num_batches = min(num_steps * accumulate, steps.num_batches)
+    if num_batches <= (num_steps - 1) * accumulate:
+        raise StrataError(f"{num_steps} steps need more than the {steps.num_batches} batches that the epoch has left")
+    loader.load_state_dict({**loader.state_dict(), "position": steps.position_after(num_batches - 1)})
+
+
 class _RowClock:
     """Counts the rows of all ranks in each step of a pass, without communication: the order is arithmetic."""
 
@@ -232,8 +265,7 @@ class _RowClock:
         """The batches from the loader's position on; None if the loader does not know them."""
         self._next_batch = 0
         if getattr(loader, "has_global_state", False):
-            rows = getattr(loader, "map_rows", None)
-            self.steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
+            self.steps = remaining_steps(loader)
 
     def group_rows(self, accumulate: int) -> int | None:
         """Return the rows of the next `accumulate` batches; None if the loader does not know. Counts repeated rows."""

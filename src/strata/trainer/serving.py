@@ -121,6 +121,7 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
             staleness=of.staleness,
             is_half=of.wire == "fp16",
             num_pulls=2 * (of.num_ahead + 1),  # of the sparse and of the dense tables
+            has_copies=of.replicas > 0,
         )
         for name, (own, of) in named.items()
         if own
@@ -211,7 +212,9 @@ def _check_memory(planned: Plan) -> None:
     """
     available = psutil.virtual_memory().available
     eager = {each.name for each in planned.tables if not each.weight.is_meta}
-    sizes = {spec.name: spec.max_bytes for part in planned.parts for spec in part.tables}
+    sizes = {
+        spec.name: spec.max_bytes * (2 if part.has_copies else 1) for part in planned.parts for spec in part.tables
+    }
     needed = sum(size for name, size in sizes.items() if name in eager)
     if needed > available * LARGEST_SHARE:
         largest = max(eager, key=lambda name: sizes[name])
@@ -261,6 +264,19 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
     )
 
 
+def completed_steps(ctx: Context) -> int:
+    """Return the steps of this worker that all servers have applied, for a worker that is restarted alone."""
+    link: Any = ctx.companion
+    completed: int = link.completed_steps()
+    return completed
+
+
+def num_lost(ctx: Context) -> int:
+    """Return how many pushes of this process restarted servers have lost."""
+    link: Any = ctx.companion
+    return 0 if link is None else int(link.num_lost)
+
+
 def run_server(ctx: Context, trainer: Trainer) -> Result:
     """Serve the workers of a fit until they are done; return their result."""
     strategy = trainer.strategy
@@ -285,7 +301,17 @@ def finish(ctx: Context, result: Result) -> None:
         ctx.companion = None
 
 
-_SENT = ("history", "steps", "best_epoch", "monitor", "checkpoints", "timings", "stop_reason", "servers")
+_SENT = (
+    "history",
+    "steps",
+    "best_epoch",
+    "monitor",
+    "checkpoints",
+    "timings",
+    "stop_reason",
+    "servers",
+    "lost_updates",
+)
 
 
 def decode_result(payload: bytes, ctx: Context) -> Result:

@@ -18,6 +18,7 @@ from strata.identity import Identity
 from strata.trainer import serving, sources
 from strata.trainer.assembly import build, build_evaluator
 from strata.trainer.callbacks import RunInfo
+from strata.trainer.evaluation import summed
 from strata.trainer.history import Result
 from strata.trainer.loop import Loop
 from strata.trainer.metrics.gathering import gather_states
@@ -57,15 +58,23 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
         loop = Loop(parts, ctx)
         with only_fitting(parts.module, parts.optimizer, ctx.checkpoints):
             ctx.restore(loop.state)
+        if ctx.identity.incarnation:
+            loop.continue_alone(serving.completed_steps(ctx))
         parts.bound.begin()
-        if config.is_resumed and ctx.attempt == 0:
+        if ctx.may_lose_ranks and getattr(parts.loader, "has_global_state", False):
+            ctx.alone.begin()
+        if config.is_resumed and not ctx.attempt and not ctx.identity.incarnation:
             parts.history.stop_reason = ""  # the user wants to go on
         with contextlib.closing(parts.callbacks):
             parts.callbacks.on_start(_run_info(parts, ctx))
             with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)), _known_to(trainer, ctx):
                 loop.run()
-            ctx.checkpoints.wait()
-            result = _result(loop, ctx, config.started_s or began_s)
+            with ctx.together("end"):
+                ctx.alone.hold("done")
+                with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
+                    loop.end()
+                ctx.checkpoints.wait()
+                result = _result(loop, ctx, config.started_s or began_s)
             parts.callbacks.on_end(result)
         serving.finish(ctx, result)
         parts.bound.close()
@@ -95,6 +104,7 @@ def _result(loop: Loop, ctx: Context, began_s: float) -> Result:
         timings={"start_s": first_s - began_s, **loop.seconds, "total_s": now_s - began_s},
         stop_reason=loop.stop_reason,
         servers=servers,
+        lost_updates=int(summed([float(loop.lost_updates)])[0]),
     )
 
 
@@ -108,7 +118,8 @@ def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str,
         return found
     serving.require_values(trainer.module)
     evaluator, loader, _, _ = build_evaluator(trainer, config, ctx.identity, ctx.device)
-    found = evaluator.evaluate(loader)
+    with ctx.together(topic):
+        found = evaluator.evaluate(loader)
     if ctx.roles.num_servers and ctx.rank == 0:
         ctx.membership.publish(topic, msgspec.json.encode(found).decode())
     return found

@@ -170,6 +170,8 @@ class Nodes:
         """Node of each rank that has not ended."""
         self._attempt = -1
         """Attempt that was launched last."""
+        self._placed: dict[int, tuple[Node, WorkerSpec]] = {}
+        """Where each rank of this attempt was launched, and with what."""
         self._killed: set[tuple[int, int]] = set()
         """Attempt and rank of killed workers, some of them perhaps before they were launched."""
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -291,12 +293,24 @@ class Nodes:
             for rank, seat in enumerate(seats)
         ]
         workers = [replace(spec, identity=identity) for identity in identities]
+        self._placed = {rank: (nodes[seat.node], workers[rank]) for rank, seat in enumerate(seats)}
         launches = [
             self._launch_at(node, [worker for worker in workers if seats[worker.identity.rank].node == index])
             for index, node in enumerate(nodes)
             if any(seat.node == index for seat in seats)
         ]
         await asyncio.gather(*launches)
+
+    async def restart(self, attempt: int, rank: int, incarnation: int) -> None:
+        """Start one rank of the current attempt again, at its place. It has ended; the others keep running."""
+        if attempt != self._attempt:
+            return
+        node, spec = self._placed[rank]
+        if self._nodes.get(node.name) is not node:
+            self._events.put_nowait(WorkerExit(rank, LOST, f"node {node.name} is lost"))
+            return
+        self._at[rank] = node
+        await self._launch_at(node, [replace(spec, identity=replace(spec.identity, incarnation=incarnation))])
 
     async def _launch_at(self, node: Node, workers: Sequence[WorkerSpec]) -> None:
         """Start the workers that were neither killed nor lost until now. From here on the node handles kills."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from strata.identity import process_name
-from strata.launch.environment import LAST_STEP, STOPPED, take_last_step, worker_environment
+from strata.launch.environment import ALONE, LAST_STEP, STOPPED, take_alone, take_last_step, worker_environment
 from strata.launch.processes import stacks
 from strata.launch.processes.base import ProcessSpec
 from strata.launch.processes.imports import preloads
@@ -83,11 +83,12 @@ class LocalNode:
         event = await self._workers.next_exit()
         log = self._directory.log_path(self._attempts[event.rank], event.rank)
         step = take_last_step(_step_file(log))
+        is_alone = take_alone(_alone_file(log))
         if event.code in WITHOUT_CAUSE:
-            return WorkerExit(event.rank, event.code, step=step)
+            return WorkerExit(event.rank, event.code, step=step, is_alone=is_alone)
         lines = [*last_lines(log), *map(log_line, event.log_end)]
         log_end = tuple(line[:MAX_LINE_CHARS] for line in lines[-NUM_LAST_LINES:])
-        return WorkerExit(event.rank, event.code, cause(lines), log_end, step)
+        return WorkerExit(event.rank, event.code, cause(lines), log_end, step, is_alone)
 
     def kill(self, ranks: Iterable[int]) -> None:
         self._workers.kill(ranks)
@@ -118,6 +119,7 @@ class LocalNode:
                 **self._variables,
                 **worker_environment(worker),
                 LAST_STEP: str(_step_file(log)),
+                ALONE: str(_alone_file(log)),
             },
             log=log,
             log_bytes=spec.log_bytes,
@@ -133,6 +135,10 @@ def _title(identity: Identity, spec: RunSpec) -> str:
 
 def _step_file(log: Path) -> Path:
     return log.with_suffix(".step").absolute()
+
+
+def _alone_file(log: Path) -> Path:
+    return log.with_suffix(".alone").absolute()
 
 
 def _interface_of(address: str) -> dict[str, str]:

@@ -50,8 +50,9 @@ class RemoteNode:
     async def launch(self, workers: Sequence[WorkerSpec]) -> None:
         if workers:
             order = StartWorkers.of(workers)
+            started = {rank for rank, _ in order.ranks}
+            self._running = self._running | started if order.attempt == self._attempt else started
             self._attempt = order.attempt
-            self._running = {rank for rank, _ in order.ranks}
             self._send(order)
 
     async def next_exit(self) -> WorkerExit:

@@ -71,6 +71,8 @@ def recoveries(events: Iterable[RunEvent]) -> list[Recovery]:
             if failed is not None and _follows(event, failed):
                 found.append(_begun(failed, event))
             failed = None
+        elif event.what == "restarted":
+            failed = None  # this rank alone, in the same attempt
         elif event.what == "finished":
             failed = None  # a later start is a resume, not a recovery
         elif event.what in ("restored", "first_step"):

@@ -18,7 +18,14 @@ checkpoint. It never touches data, and torch's optimizers only as objects that i
 
 from strata.trainer.strategy.all_reduce import AllReduce
 from strata.trainer.strategy.base import Bound, Ranks, Strategy
-from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy, num_servers, torch_rec_of
+from strata.trainer.strategy.parameter_server import (
+    Hybrid,
+    ParameterServer,
+    ServerStrategy,
+    is_asynchronous,
+    num_servers,
+    torch_rec_of,
+)
 from strata.trainer.strategy.power_sgd import PowerSGD
 from strata.trainer.strategy.torch_rec import TorchRec
 
@@ -32,6 +39,7 @@ __all__ = [
     "ServerStrategy",
     "Strategy",
     "TorchRec",
+    "is_asynchronous",
     "num_servers",
     "torch_rec_of",
 ]

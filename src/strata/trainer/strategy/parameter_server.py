@@ -57,11 +57,26 @@ class ParameterServer:
     evict_after: int | None = None
     """Steps without a gradient after which a row may be evicted to make room; None: never."""
 
+    replicas: int = 0
+    """Copies of each server's rows on another server, 0 or 1, so that none of its updates are lost when it dies. Needs
+    `staleness=None` for all parameters, at least two servers, and twice the memory."""
+
     def __post_init__(self) -> None:
         _require_count("servers", self.servers, least=1, most=MAX_SERVERS)
         if self.staleness is not None:
             _require_count("staleness", self.staleness, least=0)
         _require_count("prefetch", self.prefetch, least=0, most=MAX_PREFETCH)
+        _require_count("replicas", self.replicas, least=0, most=1)
+        if self.replicas and self.staleness is not None:
+            raise InvalidArgument(
+                f"replicas=1 needs staleness=None, not {self.staleness}: other runs restart exactly from their last "
+                "checkpoint and have no use for copies; leave replicas= out",
+                field="replicas",
+            )
+        if self.replicas and self.servers == 1:
+            raise InvalidArgument(
+                "replicas=1 needs a second server for the copies; use servers=2 or more", field="replicas"
+            )
         if self.wire not in ("fp32", "fp16"):
             raise InvalidArgument(f"wire={self.wire!r} is unknown; use 'fp32' or 'fp16'", field="wire")
         if isinstance(self.tables, str):
@@ -88,6 +103,11 @@ class ParameterServer:
     def num_ahead(self) -> int:
         """Batches that are prefetched: those that the staleness allows."""
         return self.prefetch if self.staleness is None else min(self.prefetch, self.staleness)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether workers share nothing but the servers while they train."""
+        return self.staleness is None
 
     @property
     def dense(self) -> ParameterServer:
@@ -129,9 +149,23 @@ class Hybrid:
                 field="servers",
             )
 
+        copies = self.dense.replicas if isinstance(self.dense, ParameterServer) else 0
+        if self.sparse.replicas != copies:
+            raise InvalidArgument(
+                f"sparse has replicas={self.sparse.replicas} and dense has {copies}; a server restarts alone only if "
+                "all parameters are asynchronous, so use dense=ParameterServer(staleness=None, replicas=1, …), too",
+                field="replicas",
+            )
+
     @property
     def num_servers(self) -> int:
         return self.sparse.servers if isinstance(self.sparse, ParameterServer) else 0
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether workers share nothing but the servers while they train."""
+        parts = (self.dense, self.sparse)
+        return all(isinstance(part, ParameterServer) and part.is_asynchronous for part in parts)
 
 
 ServerStrategy: TypeAlias = ParameterServer | Hybrid
@@ -145,6 +179,11 @@ def torch_rec_of(strategy: object) -> TorchRec | None:
 def num_servers(strategy: object) -> int:
     """Return how many processes serve parameters, beside the workers."""
     return strategy.num_servers if isinstance(strategy, ParameterServer | Hybrid) else 0
+
+
+def is_asynchronous(strategy: object) -> bool:
+    """Return whether workers share nothing but parameter servers while they train, so that each can restart alone."""
+    return isinstance(strategy, ParameterServer | Hybrid) and strategy.is_asynchronous
 
 
 def _require_count(name: str, value: object, *, least: int, most: int | None = None) -> None:

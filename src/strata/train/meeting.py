@@ -1,0 +1,103 @@
+"""`Meetings`: torch's process group for the moments at which workers need each other.
+
+A process group does not survive the loss of a member. The workers of an asynchronous run therefore form one only to
+validate or to end, and destroy it afterwards; in between, a worker can be lost and restarted alone. Before they form
+it, they wait for each other at a store that rank 0 keeps. A rank that is lost while it waits comes again; one that is
+lost within a meeting takes the others with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+
+from strata.errors import StrataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from strata.train.context import Context
+
+ARRIVAL_TIMEOUT_S = 6 * 3600.0
+"""Time for the slowest worker to arrive: workers of an asynchronous run may differ in speed."""
+CONNECT_S = 60.0
+"""Time for rank 0 to open its store, also after it was restarted; the next try follows at once."""
+POLL_S = 0.05
+MEETING = "meeting"
+
+
+class Meetings:
+    """The meetings of one worker. Rank 0 creates its object first: it opens the port of the attempt."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._own: Any = self._open(is_master=True) if ctx.rank == 0 and ctx.world_size > 1 else None
+
+    @contextlib.contextmanager
+    def meet(self, name: str) -> Iterator[None]:
+        """Wait for all workers, and run the body with a process group. `name` is used once in an attempt.
+
+        Raises:
+            StrataError: A worker does not arrive; the message names it.
+        """
+        with self._present(name):
+            yield
+        self._ctx.alone.release(MEETING)  # after an error, it stays: all workers restart
+
+    @contextlib.contextmanager
+    def _present(self, name: str) -> Iterator[None]:
+        if self._ctx.world_size == 1:
+            self._ctx.alone.hold(MEETING)
+            yield
+            return
+        store = self._arrive(name)
+        own = distributed.PrefixStore(name, store)  # type: ignore[attr-defined]  # torch does not declare the export
+        self._ctx.init_process_group(store=own, rank=self._ctx.rank, world_size=self._ctx.world_size)
+        try:
+            yield
+        finally:
+            distributed.destroy_process_group()
+
+    def _arrive(self, name: str) -> Any:
+        ctx = self._ctx
+        deadline_s = time.monotonic() + ARRIVAL_TIMEOUT_S
+        store = self._own
+        missing = list(range(ctx.world_size))
+        ctx.membership.report("IDLE")  # waiting for a slow worker is not a hang
+        while True:
+            try:
+                store = store or self._open(is_master=False)
+                store.set(_arrival(name, ctx.rank), "")
+                missing = [rank for rank in missing if not store.check([_arrival(name, rank)])]
+            except RuntimeError:  # of torch: rank 0 was lost, and is restarted alone
+                if ctx.rank == 0 or time.monotonic() > deadline_s:
+                    raise
+                store, missing = None, list(range(ctx.world_size))
+            if not missing:
+                ctx.alone.hold(MEETING)
+                return store
+            if time.monotonic() > deadline_s:
+                raise StrataError(
+                    f"worker {', '.join(map(str, missing))} has not arrived for {name!r} within "
+                    f"{ARRIVAL_TIMEOUT_S:g} s; its log shows why"
+                )
+            time.sleep(POLL_S)
+
+    def _open(self, *, is_master: bool) -> Any:
+        identity = self._ctx.identity
+        return distributed.TCPStore(  # type: ignore[attr-defined]  # as above
+            identity.master_addr,
+            identity.master_port,
+            self._ctx.world_size,
+            is_master,
+            timeout=timedelta(seconds=CONNECT_S),
+            wait_for_workers=False,
+        )
+
+
+def _arrival(name: str, rank: int) -> str:
+    return f"arrived/{name}/{rank}"
