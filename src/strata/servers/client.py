@@ -54,6 +54,10 @@ JOIN_TIMEOUT_S = 60.0
 _ALIGNMENT = 64
 
 
+class NotAnswered(ConnectionLost):
+    """The connection to a server is open, but it has not answered in time."""
+
+
 class ServersClient:
     """Pulls and pushes. Use it from one thread."""
 
@@ -232,7 +236,7 @@ class _Part:
         try:
             _, sent = self.answer.result(timeout_s)
         except TimeoutError:
-            raise ConnectionLost(
+            raise NotAnswered(
                 f"parameter server {self._server} has not answered a pull within {timeout_s:g} s; it may be stopped, "
                 "or wait for a worker that makes no steps"
             ) from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from strata.coordinator.state.server_figures import total
 from strata.errors import StrataError, Unauthenticated
-from strata.servers.client import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, ServersClient
+from strata.servers.client import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, NotAnswered, ServersClient
 from strata.servers.copies import COPIES
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
 from strata.servers.process import server_names
@@ -112,9 +112,9 @@ class WorkerLink:
         clock = self._clock + steps_ahead
 
         def again(error: ConnectionLost) -> list[Pulled]:
-            if not any(client.lost for client in self._clients.values()):
+            if isinstance(error, NotAnswered):
                 raise error
-            self._recover()
+            self._recover()  # nothing to do if an earlier request has joined the server again
             return self._asked(wanted, clock)
 
         return AskedRows(self._asked(wanted, clock), again)
