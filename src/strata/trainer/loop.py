@@ -182,6 +182,7 @@ class Loop:
             save = ctx.checkpoint(self.state, metadata=metadata, **self._save_options())
             if ctx.alone.is_begun:  # a worker that is restarted alone finds the history up to here
                 save.wait()
+                ctx.release_alone()
 
     def _note(self, loss: torch.Tensor, batch: Batch) -> None:
         value = self._last_loss = loss.item()
