@@ -17,7 +17,7 @@ import msgspec
 from strata.clock import Clock, SystemClock
 from strata.coordinator.state import server_figures
 from strata.errors import StrataError
-from strata.identity import Identity
+from strata.identity import Identity, process_name
 from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, WorkerSpec
 from strata.launch.nodes.base import RoomChanged
 from strata.launch.protocol import DumpStacks, KillWorkers
@@ -270,7 +270,10 @@ class Agent:
             before = self._observed.num_lost.get((rank, worker.incarnation), 0) if number else 0
             if number > before:
                 self._observed.num_lost[rank, worker.incarnation] = number
-                text = f"rank {rank} restarted from the last checkpoint without {counted(number - before, 'update')}"
+                name = process_name(
+                    rank, world_size=self.supervisor.world_size, num_servers=self.supervisor.num_servers
+                )
+                text = f"{name} restarted from the last checkpoint without {counted(number - before, 'update')}"
                 self._note("lost", text, rank=rank)
 
     # -- actions ---------------------------------------------------------------------------------------------------

@@ -167,9 +167,15 @@ class WorkerLink:
         self._notify("end", step)
 
     def finish(self, step: int, result: bytes) -> None:
-        """The run is over: the servers return this result."""
-        self._notify("done", step, result)
+        """The run is over: the servers return this result. Each closes its connections once it knows."""
         self.wait()
+        self._notify("done", step, result)
+        noted, self._pushed = self._pushed, []
+        for each in noted:
+            try:
+                each.result(WAIT_S)
+            except TimeoutError:
+                raise StrataError(f"a parameter server has not answered within {WAIT_S:g} s") from None
 
     def figures(self) -> list[ServerFigures]:
         """Return what each server has measured, with the pushes of this worker.
