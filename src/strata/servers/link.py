@@ -158,7 +158,13 @@ class WorkerLink:
         return self._clock
 
     def saving(self, step: int) -> None:
-        """All workers save after this step: the servers do, too, before they apply a later push."""
+        """All workers save after this step: the servers do, too, before they apply a later push.
+
+        Raises:
+            StrataError: A server was lost before it had all pushes of this step; the message names it.
+        """
+        if self._ctx.may_lose_ranks:  # a server that is lost now would wait for a push that it does not get
+            self.wait()
         self._saved = (step, self._saved[1] + 1 if step == self._saved[0] else 1)
         self._notify("save", step)
 
@@ -196,6 +202,7 @@ class WorkerLink:
             StrataError: A server is lost, has refused a push, or does not answer in time.
         """
         deadline_s = time.monotonic() + WAIT_S
+        self._recover()  # a restarted server learns the step of this worker when it joins
         while self._pushed:
             self._recover()
             try:
@@ -222,13 +229,13 @@ class WorkerLink:
         """Join lost servers again once they are restarted.
 
         Raises:
-            ConnectionLost: A server is lost in a run that restarts as a whole, or while all ranks rely on this one, or
-                it does not return; the message names it.
+            ConnectionLost: A server is lost in a run that restarts as a whole, or it does not return; the message names
+                it. If it was lost while all ranks rely on it, the agent ends this process meanwhile.
         """
         for topic, clients in ((TOPIC, self._clients), (COPIES, self._copies)):
             for part, client in clients.items():
                 for number, error in client.lost.items():
-                    if not self._ctx.alone.is_now:
+                    if not self._ctx.alone.is_begun:
                         raise error
                     self._rejoin(topic, part, client, number)
 

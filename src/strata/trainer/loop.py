@@ -67,6 +67,8 @@ class Loop:
                     if self.is_cut or history.stop_reason:
                         break
                 seconds = time.perf_counter() - began_s
+                if self.ctx.may_lose_ranks:
+                    self.parts.bound.settle()
                 with self.ctx.together(f"epoch {epoch}"):
                     if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
                         self._save_last()

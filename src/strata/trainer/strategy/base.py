@@ -75,6 +75,10 @@ class Bound(Protocol):
         """
         return
 
+    def settle(self) -> None:
+        """Called before all ranks do something together. Wait until the steps of this rank have taken effect."""
+        return
+
     def accumulating(self) -> AbstractContextManager[None]:
         """Run forward and backward passes inside it without communication; their gradients add up locally."""
         ...

@@ -112,6 +112,9 @@ class Served(Bound):
     def after_step(self, step: int) -> None:
         self._inner.after_step(step)
 
+    def settle(self) -> None:
+        self._link.wait()
+
     def finish(self) -> None:
         self._asked.clear()  # later changes count, too
         self._renew()
