@@ -390,3 +390,59 @@ def test_a_server_that_is_killed_fails_pending_pulls_at_once(tmp_path: Path) -> 
     process.wait()
     process.stdout.close()
     client.close()
+
+
+# -- a slow worker -----------------------------------------------------------------------------------------------------
+
+
+class SlowWorker:
+    """Makes a step whenever the test allows it."""
+
+    def __init__(self, client: ServersClient, rank: int) -> None:
+        self._client = client
+        self._rank = rank
+
+    def step(self) -> None:
+        train(self._client, self._rank, self._client.clock + 1)
+        self._client.clock += 1
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_fast_worker_is_never_further_ahead_than_the_staleness(tmp_path: Path, staleness: int) -> None:
+    """The slow worker makes a step only when the fast one has to wait for it."""
+    cluster = Cluster(tmp_path, "unix", 2, num_workers=2, staleness=staleness)
+    clients = [cluster.client(rank) for rank in range(2)]
+    steps = 8
+    fast, slow = threading.Thread(target=train, args=(clients[0], 0, steps)), SlowWorker(clients[1], 1)
+    fast.start()
+    states = [server.state for server in cluster.servers]
+    for step in range(steps):
+        ahead = min(step + staleness + 1, steps)
+        if ahead < steps:
+            until(lambda: any(state.waits_for() == [1] for state in states), "the fast worker waits")
+        until(lambda ahead=ahead: all(state.clocks.of(0) == ahead for state in states), f"it makes {ahead} steps")
+        assert [state.clocks.of(1) for state in states] == [step, step]
+        slow.step()
+    fast.join(DEADLINE_S)
+
+    assert not fast.is_alive()
+    assert [(state.clocks.of(0), state.clocks.of(1)) for state in states] == [(steps, steps)] * 2
+    for client in clients:
+        client.close()
+    cluster.close()
+
+
+def test_an_asynchronous_worker_makes_all_its_steps_while_another_makes_a_quarter(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 2, num_workers=2, staleness=None)
+    clients = [cluster.client(rank) for rank in range(2)]
+    slow = SlowWorker(clients[1], 1)
+    for quarter in range(1, 5):
+        train(clients[0], 0, 4 * quarter)
+        clients[0].clock = 4 * quarter
+        slow.step()
+
+    for server in cluster.servers:
+        assert (server.state.clocks.of(0), server.state.clocks.of(1)) == (16, 4)
+    for client in clients:
+        client.close()
+    cluster.close()

@@ -31,6 +31,7 @@ _HOMES = {
     "recovery": "strata.bench.recovery",
     "servers": "strata.bench.servers",
     "shards": "strata.bench.shards",
+    "strategies": "strata.bench.strategies",
     "trainer": "strata.bench.trainer",
 }
 """The module of each benchmark, which defines `BENCHMARK`; imported when the benchmark is requested."""

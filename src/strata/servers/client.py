@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections import deque
 from concurrent.futures import Future, wait
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     Own: TypeAlias = NDArray[np.int64] | slice
     """Positions of the keys of one server among those of a request."""
 
+log = logging.getLogger(__name__)
+
 SLAB_BYTES = 64 << 20
 """Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
 NUM_PULLS, NUM_PUSHES = 2, 2
@@ -51,6 +54,10 @@ MAX_UNACKED = 4
 ACK_POLL_S = 0.5
 JOIN_TIMEOUT_S = 60.0
 """Time for a server to admit a worker that joins again."""
+SLOW_S = 30.0
+"""Time without an answer after which a worker logs the name of the server for which it waits."""
+READ_WITHIN_S = 900.0
+"""Time in which a server must have read a push out of shared memory."""
 _ALIGNMENT = 64
 
 
@@ -193,6 +200,10 @@ class ServersClient:
         buffers = [np.frombuffer(payload, np.uint8)]
         return _all_of([link.ask(protocol.Note(0, kind, step), buffers) for link in self._links])
 
+    def unanswered(self) -> list[str]:
+        """Return the names of the servers that owe an answer."""
+        return [link.name for link in self._links if link.num_pending]
+
     def figures(self, timeout_s: float) -> list[ServerFigures]:
         """Return what each server has measured.
 
@@ -233,13 +244,8 @@ class _Part:
         return self._room is not None
 
     def buffers(self, timeout_s: float | None) -> list[NDArray[np.uint8]]:
-        try:
-            _, sent = self.answer.result(timeout_s)
-        except TimeoutError:
-            raise NotAnswered(
-                f"parameter server {self._server} has not answered a pull within {timeout_s:g} s; it may be stopped, "
-                "or wait for a worker that makes no steps"
-            ) from None
+        _await(self.answer, self._server, "answered a pull", timeout_s)
+        _, sent = self.answer.result()
         return sent if self._room is None else self._room
 
     def release(self) -> None:
@@ -359,6 +365,11 @@ class _Link:
                 self._send_push(each)
         return answer.num_lost
 
+    @property
+    def num_pending(self) -> int:
+        """Requests without an answer."""
+        return len(self._pending)
+
     def ask(self, request: Request, buffers: list[Any] | None = None) -> Future[Any]:
         """Send a request; the result is the answer and its buffers."""
         request.id = next(self._ids)
@@ -421,8 +432,8 @@ class _Link:
             return self.ask(request, [self._on_the_wire(array[own]) for array, own in parts])
         region = regions.pop(0)
         regions.append(region)
-        if region.user is not None:
-            region.user.exception()  # waits until the server has read what it holds
+        if region.user is not None:  # until the server has read what it holds
+            _await(region.user, self.name, "read a push", READ_WITHIN_S)
         region.begin()
         region.user = self.ask(request, [region.gather(array, own) for array, own in parts])
         region.release()
@@ -435,7 +446,7 @@ class _Link:
         try:
             while (message := connection.receive()) is not None:
                 self._answered(message)
-            self._fail(connection, ConnectionLost("the server closed the connection"))
+            self._fail(connection, ConnectionLost("the server ended, or its machine does not answer"))
         except StrataError as error:
             self._fail(connection, error)
 
@@ -535,6 +546,24 @@ class _Region:
         place = self.take(array[:1].nbytes * len(rows)).view(array.dtype).reshape(shape)
         np.take(array, rows, axis=0, out=place, mode="clip")
         return place
+
+
+def _await(answer: Future[Any], server: str, what: str, timeout_s: float | None) -> None:
+    """Wait for an answer, which may be an error, and log the name of a server that takes long.
+
+    Raises:
+        NotAnswered: It has not answered in time.
+    """
+    first_s = SLOW_S if timeout_s is None else min(timeout_s, SLOW_S)
+    is_done = bool(wait([answer], first_s).done)
+    if not is_done and first_s != timeout_s:
+        log.warning("parameter server %s has not %s for %g s; still waiting", server, what, SLOW_S)
+        is_done = bool(wait([answer], None if timeout_s is None else timeout_s - first_s).done)
+    if not is_done:
+        raise NotAnswered(
+            f"parameter server {server} has not {what} within {timeout_s:g} s; it may be stopped, or wait for a worker "
+            "that makes no steps"
+        )
 
 
 def _all_of(futures: list[Future[Any]]) -> Future[None]:

@@ -209,7 +209,11 @@ class WorkerLink:
                 self._pushed[0].result(RETRY_S)
             except TimeoutError:
                 if time.monotonic() > deadline_s:
-                    raise StrataError(f"a parameter server has not answered within {WAIT_S:g} s") from None
+                    silent = sorted({name for client in self._clients.values() for name in client.unanswered()})
+                    raise StrataError(
+                        f"parameter server {', '.join(silent)} has not answered within {WAIT_S:g} s; it may be "
+                        "stopped, or wait for a worker that makes no steps"
+                    ) from None
             else:
                 self._check_pushed()
 

@@ -5,8 +5,8 @@ header and the buffers themselves; all little-endian. A buffer inside shared mem
 the highest bit set and is followed by its `u64 offset`, and the receiver gets a view of the same memory.
 
 A connection starts with a preface and the client's token, which the server answers with a line: empty, or the reason
-why it refuses. There is no pickle, every size is bounded, and a peer that stops in the middle of a message is dropped.
-One thread may receive while others send.
+why it refuses. There is no pickle, every size is bounded, and a peer that stops in the middle of a message, or whose
+machine no longer answers, is dropped. One thread may receive while others send.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from strata.errors import ConfigError, PermissionRefused, StrataError, Unauthenticated
 from strata.transport.addresses import parse_address
 from strata.transport.slab import Slab
-from strata.transport.sockets import SocketLock
+from strata.transport.sockets import SocketLock, tune
 from strata.transport.tokens import Role, bearer, require
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ MAX_REASON_BYTES = 1_024
 HELLO_WITHIN_S = 10.0
 """Seconds in which a new connection must send its preface and token."""
 STALL_S = 30.0
-"""Seconds without a byte, in the middle of a message, after which the connection is dropped."""
+"""Seconds after which a connection is dropped: without a byte in the middle of a message, or without a sign of the
+other machine."""
 BACKLOG = 128
 MAX_GREETING = 64
 """Connections whose token has not been checked yet; a further one displaces the oldest."""
@@ -90,8 +91,7 @@ class BulkConnection:
         # OpenSSL does not allow a read and a write at the same time, and neither may block the other.
         self._engine = threading.Lock() if isinstance(sock, ssl.SSLSocket) else contextlib.nullcontext()
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(sock, gone_after_s=STALL_S)
 
     @property
     def can_share(self) -> bool:

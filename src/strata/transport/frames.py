@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strata.errors import ConfigError
+from strata.transport import sockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,19 +117,10 @@ def packed(message: bytes) -> bytes:
 
 
 def tune(transport: asyncio.BaseTransport, *, gone_after_s: float) -> None:
-    """Disable Nagle's algorithm, and detect a vanished peer within `gone_after_s`, even on an idle connection."""
+    """Detect a vanished peer within `gone_after_s`."""
     sock = transport.get_extra_info("socket")
-    if sock is None or sock.family == socket.AF_UNIX:
-        return
-    with contextlib.suppress(OSError):  # some systems lack some options
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(gone_after_s * 1_000))
-            pause_s = max(round(gone_after_s / 2), 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause_s)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause_s)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    if sock is not None:
+        sockets.tune(sock, gone_after_s=gone_after_s)
 
 
 def server_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext:

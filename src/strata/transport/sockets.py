@@ -1,10 +1,13 @@
-"""Unix sockets: a directory with a short enough path, and a lock for sockets at fixed paths."""
+"""Sockets: a directory with a short enough path for Unix sockets, a lock for those at fixed paths, and the options of
+TCP connections.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import socket
 import tempfile
 from pathlib import Path
 
@@ -18,6 +21,21 @@ MAX_NAME = 24
 """Bytes reserved for the socket's name in the directory, including the slash."""
 PREFIX = "strata-sockets-"
 SHORT = "/tmp"  # noqa: S108 - it only holds a directory with mode 0700
+
+
+def tune(sock: socket.socket, *, gone_after_s: float) -> None:
+    """Disable Nagle's algorithm, and detect a vanished peer within `gone_after_s`, even on an idle connection."""
+    if sock.family == socket.AF_UNIX:
+        return
+    with contextlib.suppress(OSError):  # some systems lack some options
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(gone_after_s * 1_000))
+            pause_s = max(round(gone_after_s / 2), 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
 
 
 def place() -> Scratch:

@@ -89,9 +89,11 @@ def movielens() -> pa.Table:
     )
 
 
-def write_splits(table: pa.Table, directory: Path, *, num_rows: int, shares: Sequence[float]) -> dict[str, int]:
-    """Write `train`, `valid` and `test`, a fixed random sample of the rows; return the rows of each."""
-    order = np.random.default_rng(0).permutation(len(table))[:num_rows]
+def write_splits(
+    table: pa.Table, directory: Path, *, num_rows: int, shares: Sequence[float], seed: int = 0
+) -> dict[str, int]:
+    """Write `train`, `valid` and `test`, a random sample of the rows that the seed fixes; return the rows of each."""
+    order = np.random.default_rng(seed).permutation(len(table))[:num_rows]
     cuts = [int(len(order) * share) for share in np.cumsum(shares)[:-1]]
     splits = dict(zip(("train", "valid", "test"), np.split(order, cuts), strict=True))
     for name, rows in splits.items():
