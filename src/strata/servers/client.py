@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future, wait
 from types import MappingProxyType
@@ -52,6 +53,8 @@ NUM_PULLS, NUM_PUSHES = 2, 2
 MAX_UNACKED = 4
 """Pushes that a server may leave unacknowledged, as it does while it waits for a checkpoint."""
 ACK_POLL_S = 0.5
+ACK_TIMEOUT_S = 900.0
+"""Time for a server to acknowledge a push, which may wait for a checkpoint of all workers."""
 JOIN_TIMEOUT_S = 60.0
 """Time for a server to admit a worker that joins again."""
 SLOW_S = 30.0
@@ -401,12 +404,18 @@ class _Link:
         self._unacked.append(push)
         if self.lost is None or not self.is_patient:
             self._send_push(push)
+        deadline_s = time.monotonic() + ACK_TIMEOUT_S
         while len(self._unacked) > MAX_UNACKED:
             with contextlib.suppress(IndexError):  # it has been acknowledged in between
                 oldest = self._unacked[0]
                 if any(link.lost is not None for link in oldest.links):
                     return  # the next call joins the lost one again
                 wait([oldest.done], ACK_POLL_S)
+            if time.monotonic() > deadline_s:
+                raise NotAnswered(
+                    f"parameter server {self.name} has not acknowledged a push within {ACK_TIMEOUT_S:g} s; it may be "
+                    "stopped, or wait for a worker that makes no steps"
+                )
 
     def _send_push(self, push: _Unacked) -> None:
         sent = self._sent_push(push.request, push.parts)
