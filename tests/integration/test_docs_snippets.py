@@ -78,7 +78,7 @@ def marked_with(infos: set[str]) -> list[tuple[Path, Block]]:
 @pytest.mark.timeout(120)  # the page on checkpoints starts a dozen processes
 @pytest.mark.parametrize("page", [page for page in PAGES if program(page)], ids=name_of)
 def test_the_examples_of_a_page_run(page: Path, address: str, tmp_path: Path) -> None:
-    script = tmp_path / f"{page.stem}.py"
+    script = tmp_path / f"{page.stem}_page.py"  # not the name of a library that it imports
     script.write_text(program(page).replace(ADDRESS, address), encoding="utf-8")
     (tmp_path / "cwd").mkdir()
     ran = subprocess.run(

@@ -271,6 +271,8 @@ OF_FIT: list[tuple[str, Any, str]] = [
     ("monitor", "auk", "monitor='auk' is unknown; use one of loss"),
     ("restore_best", "yes", "restore_best='yes' must be True, False or None"),
     ("resume", 1, "resume=1 must be True or False"),
+    ("stream", True, "stream=True reads a directory or a prefix in a bucket"),
+    ("idle_timeout_s", 5.0, "idle_timeout_s= is for streams; add stream=True, or leave it out"),
     ("every", 0, "every=0 is neither a number of steps nor a time; write 500, 90s, 10m or 1h"),
     ("every", True, "every=True is neither"),
     ("every", 1.5, "every=1.5 is neither"),
