@@ -207,6 +207,7 @@ class AsyncCheckpointManager:
         """Return whether the strategy saves after `step`, and why. Never blocks, so it is not a coroutine."""
         return self._manager.should_save(*args, **kwargs)
 
+    resumed = _threaded(CheckpointManager.resumed)
     prepare = _threaded(CheckpointManager.prepare)
     list = _threaded(CheckpointManager.list)
     get = _threaded(CheckpointManager.get)

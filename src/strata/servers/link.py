@@ -173,8 +173,12 @@ class WorkerLink:
         self._notify("end", step)
 
     def finish(self, step: int, result: bytes) -> None:
-        """The run is over: the servers return this result. Each closes its connections once it knows."""
-        self.wait()
+        """The run is over: rank 0 sends the result, and the servers end, perhaps before the other ranks are here."""
+        self._check_pushed()
+        if self._pushed:
+            self.wait()
+        if self._ctx.rank != 0:
+            return
         self._notify("done", step, result)
         noted, self._pushed = self._pushed, []
         for each in noted:
