@@ -271,7 +271,7 @@ def test_parameter_servers_on_ray_are_spread_over_nodes_and_survive_a_kill_bit_f
 
     def fit(*arguments: str) -> dict[str, Any]:
         command = [sys.executable, "fit.py", *arguments]
-        ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=240, check=False)
         assert ended.returncode == 0, ended.stderr
         found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
         return found
