@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BLOCK_COLUMNS = 4
-"""fbgemm updates rows in blocks of so many columns."""
+"""Width of the blocks in which fbgemm updates rows, in columns."""
 LARGEST_SHARE = 0.9
 """Share of the available memory that a table may need."""
 PATH = "trainer.strategy.tables"
