@@ -165,7 +165,8 @@ class Worker:
         rows = StepRows(self._source)
         plain = Network(nn.Embedding(size.rows, WIDTH, device="meta"), units)
         tables.replace(plain, tables.find(plain, ["embedding"]), rows)
-        network = DistributedDataParallel(plain, init_sync=False)  # the ranks have the same seed
+        # As in the Trainer; the ranks have the same seed.
+        network = DistributedDataParallel(plain, init_sync=False, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adagrad(network.parameters(), lr=LR)
 
         def step(number: int) -> None:
