@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import re
 import subprocess
@@ -99,6 +100,7 @@ def extra(name: str) -> Check:
     return Check(name=label, status=Status.OK, detail=detail)
 
 
+@functools.cache  # several extras install torch or pyarrow
 def import_problem(module: str, *, timeout_s: float = IMPORT_TIMEOUT_S) -> str:
     """Return why a module cannot be imported; empty if it can."""
     command = [sys.executable, "-P", "-c", f"import {module}"]
