@@ -118,6 +118,7 @@ def test_a_killed_single_process_resumes_from_its_checkpoint(tmp_path: Path, row
     assert_same(last_state(tmp_path / "job" / "checkpoints" / "train_jax"), undisturbed())
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path, rows: Path, undisturbed: Any) -> None:
     run = Run(tmp_path, rows, script=EXAMPLE)
     try:

@@ -304,6 +304,7 @@ def test_a_function_runs_over_the_network_if_all_reach_its_checkpoints(ray: RayN
     assert json.loads(output) == [[0, 1, "here"]]
 
 
+@pytest.mark.slow
 def test_without_an_address_a_run_starts_a_private_cluster(
     job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def nodes(nursery: Nursery, tmp_path: Path, data: Path) -> Iterator[Nodes]:
             run.bury()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_on_one_of_two_nodes_changes_no_weight(nodes: Nodes, undisturbed: dict[str, Any]) -> None:
     a, b = nodes.start()
     b.wait_for_step(0, EPOCH_STEPS // 2, rank=1)

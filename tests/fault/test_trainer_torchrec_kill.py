@@ -64,6 +64,7 @@ def train(tmp_path: Path, strategy: Any, workers: int, kills: tuple[tuple[str, i
     return weights(module), [{k: v for k, v in row.items() if k not in TIMINGS} for row in result.history]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_workers_with_shards_that_are_killed_change_neither_weights_nor_history(tmp_path: Path) -> None:
     strategy = Hybrid(sparse=TorchRec(min_bytes=0))

@@ -96,6 +96,7 @@ def test_s3_is_compared_with_plain_obstore_and_its_server_ends(
     assert not [cwd for cwd in running if cwd.startswith(str(tmp_path))]
 
 
+@pytest.mark.slow
 def test_vacuum_frees_the_disk_space_of_removed_objects(s3: S3Server) -> None:
     def is_given_back() -> bool:
         s3.vacuum()

@@ -102,6 +102,7 @@ def test_a_slower_contender_measures(module: str, tmp_path: Path) -> None:
     assert all(value > 0 for value in figures.values())
 
 
+@pytest.mark.slow
 def test_tls_and_a_token_are_measured_under_the_same_load(tmp_path: Path) -> None:
     figures = quick("coordinator_tls", tmp_path)["figures"]
     assert figures.keys() == {"tls_requests_per_s", "tls_unary_requests_per_s"}
@@ -124,16 +125,19 @@ def test_barriers_on_relays_report_the_cpu_time_of_each_process(tmp_path: Path) 
     assert 0 < figures["barrier_1000_without_relays_p50_ms"] <= figures["barrier_1000_without_relays_p99_ms"]
 
 
+@pytest.mark.slow
 def test_idle_workers_on_relays_stay_alive_and_only_the_coordinator_is_measured(tmp_path: Path) -> None:
     assert quick("coordinator_idle_relayed", tmp_path)["figures"].keys() == {"idle_1000_relayed_cpu_fraction"}
 
 
+@pytest.mark.slow
 def test_a_long_idle_run_reports_memory_growth(tmp_path: Path) -> None:
     figures = quick("coordinator_idle", tmp_path, STRATA_BENCH_IDLE_S="2")["figures"]
     grown_mb = figures["idle_1000_rss_mb"] - figures["idle_1000_rss_first_minute_mb"]
     assert figures["idle_1000_rss_growth_mb"] == pytest.approx(grown_mb)
 
 
+@pytest.mark.slow
 def test_a_short_idle_run_reports_no_memory_growth(tmp_path: Path) -> None:
     figures = quick("coordinator_idle", tmp_path, STRATA_BENCH_IDLE_S="")["figures"]
     assert figures.keys() == {"idle_1000_cpu_fraction", "idle_1000_rss_mb"}

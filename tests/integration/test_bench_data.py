@@ -48,6 +48,7 @@ def small(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(value))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_strata_is_compared_with_the_decoder_limit(place: Path) -> None:
     command = ["bench", "data", "--quick", "--json", "--only", "ceiling", "--only", "strata", "--set", f"rows={ROWS}"]

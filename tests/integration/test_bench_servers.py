@@ -55,6 +55,7 @@ def test_the_benchmark_has_the_figures_that_others_read() -> None:
     assert {figure.key for figure in BENCHMARK.figures} >= PROMISED
 
 
+@pytest.mark.slow
 def test_the_memory_and_the_changed_rows_of_a_table_are_measured() -> None:
     found = bench("memory")
 

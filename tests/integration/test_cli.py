@@ -174,6 +174,7 @@ def test_doctor_prints_json(tmp_path: Path) -> None:
     assert {"name", "status", "detail", "cure", "essential"} == report["checks"][0].keys()
 
 
+@pytest.mark.slow
 def test_doctor_fails_if_the_state_directory_is_not_writable() -> None:
     examined = strata("doctor", XDG_STATE_HOME="/proc/nowhere")
 

@@ -167,7 +167,10 @@ def test_every_command_is_given_hostile_text() -> None:
     assert set(commands(typer.main.get_command(app))) == CASES.keys()
 
 
-@pytest.mark.parametrize("command", CASES)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "doctor" else []) for name in CASES],  # imports all extras
+)
 @pytest.mark.timeout(60)
 def test_no_command_passes_control_sequences_to_the_terminal(command: str, stage: Stage) -> None:
     for arguments in CASES[command](stage):

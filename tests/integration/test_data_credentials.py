@@ -188,6 +188,7 @@ def half_read(s3: S3Server, url: str, home: Path) -> Iterator[tuple[KeyServer, G
             yield keys, gate, child, ids
 
 
+@pytest.mark.slow
 def test_credentials_that_expire_during_an_epoch_are_renewed_and_every_row_comes_once(
     s3: S3Server, url: str, tmp_path: Path
 ) -> None:

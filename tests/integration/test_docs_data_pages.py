@@ -106,6 +106,7 @@ def run_script(script: str, directory: Path, *options: str, name: str = "shown.p
 # -- examples ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_ranks_of_ddp_take_the_same_steps_and_see_every_row_once(place: Path) -> None:
     (place / "train.py").write_text(shown(RANKS, of="# train.py"), encoding="utf-8")

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from strata.cli.app import app
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]  # builds the whole site; `make docs` does so first in CI
 PACKAGES = ("strata", "strata.data", "strata.checkpoint", "strata.train")
 LOADED = re.compile(r"<(?:script|img|iframe)[^>]* src=[\"']?([^\"' >]+)|<link[^>]* href=[\"']?([^\"' >]+)")
 
@@ -48,7 +49,6 @@ def text_of(page: Path) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", main[0])).replace("¶", "")
 
 
-@pytest.mark.timeout(180)
 def test_no_page_loads_anything_from_another_server(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     loaded = {(one or other) for page in pages for one, other in LOADED.findall(page.read_text(encoding="utf-8"))}
@@ -58,7 +58,6 @@ def test_no_page_loads_anything_from_another_server(site: Path) -> None:
     assert {f.name for f in site.rglob("*.css") if "url(http" in f.read_text(encoding="utf-8")} == set()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_reference_documents_every_public_name(package: str, site: Path) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
@@ -67,7 +66,6 @@ def test_the_reference_documents_every_public_name(package: str, site: Path) -> 
     assert set(importlib.import_module(package).__all__) - documented - {"__version__"} == set()
 
 
-@pytest.mark.timeout(180)
 def test_the_reference_has_every_flag_that_help_prints(site: Path) -> None:
     page = (site / "reference" / "cli.html").read_text(encoding="utf-8")
     _, *parts = re.split(r'<h[23] id="([\w-]+)"', page)
@@ -88,7 +86,6 @@ def commands(command: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...
     return [found for name, each in below.items() for found in commands(each, (*path, name))]
 
 
-@pytest.mark.timeout(180)
 def test_files_outside_the_docs_are_pages_of_the_site(site: Path) -> None:
     index = (site / "index.html").read_text(encoding="utf-8")
     data = (site / "data.html").read_text(encoding="utf-8")

@@ -74,9 +74,19 @@ def marked_with(infos: set[str]) -> list[tuple[Path, Block]]:
 
 # -- examples ------------------------------------------------------------------------------------------------------
 
+SLOW = {"features.md", "gnn.md", "models.md", "parameter-servers.md", "torchrec.md", "trainer-porting.md"}
+"""Pages that train several models, most of them in several processes."""
+
 
 @pytest.mark.timeout(120)  # the page on checkpoints starts a dozen processes
-@pytest.mark.parametrize("page", [page for page in PAGES if program(page)], ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if page.name in SLOW else [])
+        for page in PAGES
+        if program(page)
+    ],
+)
 def test_the_examples_of_a_page_run(page: Path, address: str, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}_page.py"  # not the name of a library that it imports
     script.write_text(program(page).replace(ADDRESS, address), encoding="utf-8")

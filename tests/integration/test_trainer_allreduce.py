@@ -117,7 +117,7 @@ def test_unused_and_frozen_parameters_are_left_alone(run: Run) -> None:
 # -- exactness -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_ranks", "on_node"), [(4, 2), (6, 3)])
+@pytest.mark.parametrize(("num_ranks", "on_node"), [(4, 2), pytest.param(6, 3, marks=pytest.mark.slow)])
 def test_a_resumed_run_ends_with_identical_weights(run: Run, num_ranks: int, on_node: int) -> None:
     for found in run("resume", num_ranks, on_node):
         assert found == dict.fromkeys(found, True)
@@ -200,7 +200,10 @@ def run_on_nodes(ranks_nursery: Nursery, tmp_path: Path, requires_service: Calla
     return run_case
 
 
-@pytest.mark.parametrize(("num_nodes", "on_node"), [(2, 2), (3, 2), (2, 3), (6, 1)])
+@pytest.mark.parametrize(
+    ("num_nodes", "on_node"),
+    [(2, 2), *(pytest.param(*world, marks=pytest.mark.slow) for world in [(3, 2), (2, 3), (6, 1)])],
+)
 def test_the_bytes_on_real_links_are_those_of_the_formula(run_on_nodes: Run, num_nodes: int, on_node: int) -> None:
     topology = Topology(world_size=num_nodes * on_node, ranks_per_node=on_node)
     size = 3 if on_node == 1 else on_node

@@ -58,6 +58,7 @@ def frame(rows: int = 300) -> pd.DataFrame:
     )
 
 
+@pytest.mark.slow
 def test_a_model_with_features_predicts_the_same_without_strata(tmp_path: Path) -> None:
     data = frame()
     features = Features.fit(

@@ -380,8 +380,9 @@ print([{k: v for k, v in row.items() if k not in ("seconds", "rows_per_s")} for 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_killed_fit_resumes_with_identical_weights_and_history(tmp_path: Path, accumulate: int) -> None:
     def run(directory: str, kill_at: int, mode: str) -> subprocess.CompletedProcess[str]:
         place = tmp_path / directory

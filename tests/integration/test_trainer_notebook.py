@@ -115,6 +115,7 @@ def run_cells(place: Path, *cells: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_classes_of_a_notebook_train_on_two_workers(tmp_path: Path) -> None:
     assert run_cells(tmp_path, DEFINITIONS, TRAIN) == "trained\n"

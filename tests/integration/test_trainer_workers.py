@@ -208,6 +208,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_fit_imports_once_for_all_workers_although_its_own_imports_change_the_environment() -> None:
     Path("train.py").write_text(COUNTING)  # in a new interpreter, where torch has not set its variables yet
