@@ -276,6 +276,33 @@ def test_a_reset_connection_is_death_after_half_a_second(driver: Driver) -> None
     assert causes(events) == {"w0": "connection"}
 
 
+def test_connections_lost_one_after_the_other_are_one_generation(driver: Driver) -> None:
+    """A busy coordinator notices the loss of a rack over several ticks."""
+    driver.join("w0", "w1", "w2", "well")
+    for worker_id in ("w0", "w1", "w2"):
+        driver.suspect(worker_id)
+        driver.after(0.1)
+    events = [event for _ in range(10) for event in driver.after(0.05)[0]]
+    assert causes(events) == {"w0": "connection", "w1": "connection", "w2": "connection"}
+    assert [g.generation for g in of(GenerationStarted, events)] == [2]
+
+
+def test_the_death_of_a_suspect_is_delayed_by_at_most_half_the_suspicion(driver: Driver) -> None:
+    """This holds however many connections are lost one after another."""
+    names = [f"w{i}" for i in range(20)]
+    driver.join(*names, "well")
+    lost_s: dict[str, float] = {}
+    died_s: dict[str, float] = {}
+    for tick in range(80):
+        if tick < len(names):
+            driver.suspect(names[tick])
+            lost_s[names[tick]] = driver.now_s
+        for left in of(WorkerLeft, driver.after(0.05)[0]):
+            died_s[left.worker_id] = driver.now_s
+    assert sorted(died_s) == sorted(names)
+    assert all(0.5 <= died_s[name] - lost_s[name] <= 0.5 + 0.25 + 0.06 for name in names)
+
+
 def test_the_reason_of_a_suspicion_is_part_of_the_reason_of_the_death(driver: Driver) -> None:
     driver.join("w0", "w1")
     driver.job.report_suspicion("w0", driver.incarnation("w0"), "the node's power failed", now_s=driver.now_s)

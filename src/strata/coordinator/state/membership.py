@@ -38,6 +38,9 @@ MAX_SUSPECT_REASON = 200
 GATHERING = 1.0
 """Heartbeats that the death of a silent worker may be delayed, to combine it with others that fell silent at the same
 time: their last heartbeats may be this far apart."""
+GATHERING_SUSPECTS = 0.5
+"""The same for workers whose connections were lost, as a fraction of the suspicion: a busy coordinator notices the loss
+of hundreds of connections one after the other."""
 SKIPPED_NUMBERS = 1_000_000
 MAX_FENCE = 2**63 - 1
 
@@ -173,18 +176,20 @@ class Membership:
         return [] if dead and self._should_wait(dead, now_s) else dead
 
     def _should_wait(self, dead: Sequence[WorkerLeft], now_s: float) -> bool:
-        """Whether other workers will soon have been silent for a lease, too: the workers of one node, whose last
-        heartbeats differ. Waiting for them, at most one heartbeat, makes one generation of one failure.
+        """Whether other workers will soon be dead for the same reason: those of one node, whose last heartbeats differ,
+        or whose connections were lost one after the other. Waiting for them makes one generation of one failure.
         """
-        if any(left.cause != "lease" for left in dead):
+        lease, members = self._lease, self.members.values()
+        causes = {left.cause for left in dead}
+        if causes == {"lease"}:
+            limit_s, patience_s = lease.lease_s, lease.heartbeat_s * GATHERING
+            ages_s = [now_s - member.last_seen_s for member in members]
+        elif causes == {"connection"}:
+            limit_s, patience_s = lease.suspicion_s, lease.suspicion_s * GATHERING_SUSPECTS
+            ages_s = [now_s - member.suspect_since_s for member in members if member.suspect_since_s is not None]
+        else:
             return False
-        lease = self._lease
-        patience_s = lease.heartbeat_s * GATHERING
-        silent_s = [now_s - member.last_seen_s for member in self.members.values()]
-        longest_s = max(silent_s)
-        return longest_s <= lease.lease_s + patience_s and any(
-            lease.lease_s - patience_s < s <= lease.lease_s for s in silent_s
-        )
+        return max(ages_s) <= limit_s + patience_s and any(limit_s - patience_s < age <= limit_s for age in ages_s)
 
     def skip(self) -> list[NumbersSkipped]:
         """Skip far enough that no number is used twice, whatever was lost."""
