@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
 from strata.servers.client import MAX_UNACKED, ServersClient
@@ -136,6 +137,26 @@ def test_shared_memory_is_never_converted_to_half_precision(tmp_path: Path) -> N
     cluster.close()
 
     assert not (rows.astype(np.float16) == rows).all()
+
+
+def test_rows_stay_in_shared_memory_while_they_are_used_and_later_pulls_do_not_change_them(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    client = cluster.client(num_pulls=3)
+    train(client, 0, 2)
+    pulled = [client.pull(2, keys_of(step)).rows(DEADLINE_S) for step in range(5)]
+    tensors = [torch.from_numpy(rows["users"][:]) for rows in pulled]
+    is_lent = [rows["users"].base is not None for rows in pulled]
+    expected = [cluster.servers[0].state.tables["users"].pull(keys_of(step)["users"]) for step in range(5)]
+    del pulled
+
+    assert is_lent == [True, True, False, False, False], "one region is left for the next pulls"
+    assert [tensor.numpy().tobytes() for tensor in tensors] == [rows.tobytes() for rows in expected]
+    del tensors
+    again = client.pull(2, keys_of(0)).rows(DEADLINE_S)["users"]
+    assert again.base is not None, "the regions of rows that are gone are free"
+    client.close()
+    assert again.tobytes() == expected[0].tobytes(), "rows outlive the connection"
+    cluster.close()
 
 
 def test_a_message_that_does_not_fit_into_shared_memory_goes_through_the_socket(tmp_path: Path) -> None:

@@ -46,10 +46,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SLAB_BYTES = 64 << 20
+SLAB_BYTES = 80 << 20
 """Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
-NUM_PULLS, NUM_PUSHES = 2, 2
-"""Messages in shared memory at a time; each has a region of the slab."""
+NUM_PULLS, NUM_PUSHES = 3, 2
+"""Messages in shared memory at a time; each has a region of the slab. The rows of a step stay in theirs while those of
+the next step arrive, and one region is left for what is pulled in between."""
 MAX_UNACKED = 4
 """Pushes that a server may leave unacknowledged, as it does while it waits for a checkpoint."""
 ACK_POLL_S = 0.5
@@ -227,7 +228,7 @@ class ServersClient:
 
 
 class _Part:
-    """The answer of one server to a pull."""
+    """The answer of one server to a pull. It holds a region of shared memory as long as it exists."""
 
     def __init__(
         self,
@@ -235,29 +236,36 @@ class _Part:
         answer: Future[Any],
         region: _Region | None = None,
         room: list[NDArray[np.uint8]] | None = None,
+        others: Sequence[_Region] = (),
     ) -> None:
         self._server = server
         self.answer = answer
         self._region = region
         self._room = room
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the rows are in shared memory, which is used again."""
-        return self._room is not None
+        self._others = others
 
     def buffers(self, timeout_s: float | None) -> list[NDArray[np.uint8]]:
         _await(self.answer, self._server, "answered a pull", timeout_s)
         _, sent = self.answer.result()
         return sent if self._room is None else self._room
 
-    def release(self) -> None:
-        if self._region is not None:
-            self._region.release()
-            self._region = None
+    def lasting(self, rows: Rows) -> Rows:
+        """Return rows that outlive this object. They stay in shared memory, unless pulls would run out of it."""
+        if self._region is None:
+            return rows
+        return np.asarray(_Lent(rows, self)) if any(each.is_free for each in self._others) else rows.copy()
 
     def __del__(self) -> None:
-        self.release()
+        if self._region is not None:
+            self._region.release()
+
+
+class _Lent:
+    """The base of an array in shared memory: arrays and tensors that use the memory keep its region held."""
+
+    def __init__(self, rows: Rows, part: _Part) -> None:
+        self.__array_interface__ = rows.__array_interface__
+        self._kept = rows, part
 
 
 class Pulled:
@@ -280,11 +288,11 @@ class Pulled:
         for part, positions, shapes in self._parts:
             for (name, own), buffer, shape in zip(positions.items(), part.buffers(timeout_s), shapes, strict=True):
                 rows = protocol.rows_in(buffer, *shape)
-                if isinstance(own, slice) and not part.is_shared:
-                    found[name] = rows
+                if isinstance(own, slice):
+                    found[name] = part.lasting(rows)
                 else:
                     found[name][own] = rows
-            part.release()
+        self._parts.clear()
         return found
 
 
@@ -397,7 +405,7 @@ class _Link:
         given = [region.put(each) for each in keys]
         room = [region.take(4 * num * width) for num, width in shapes]
         region.user = self.ask(protocol.Pull(0, clock, tables, has_room=True), [*given, *room])
-        return _Part(self.name, region.user, region, room)
+        return _Part(self.name, region.user, region, room, self._regions["pull"])
 
     def push(self, push: _Unacked) -> None:
         """Send a push, unless the server is lost: then `reconnect` sends it."""

@@ -120,7 +120,7 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
             tables=tuple(own),
             staleness=of.staleness,
             is_half=of.wire == "fp16",
-            num_pulls=2 * (of.num_ahead + 1),  # of the sparse and of the dense tables
+            num_pulls=2 * (of.num_ahead + 1) + 1,  # of the sparse and of the dense tables, and of the step before
             has_copies=of.replicas > 0,
         )
         for name, (own, of) in named.items()
