@@ -249,8 +249,10 @@ def test_settings_of_servers_are_checked_when_they_are_made(arguments: dict[str,
 
 @pytest.mark.parametrize(("staleness", "expected"), [(0, 0), (1, 1), (2, 2), (9, 3), (None, 3)])
 def test_prefetching_spends_staleness(staleness: int | None, expected: int) -> None:
-    assert ParameterServer(staleness=staleness, prefetch=3).num_ahead == expected
-    assert ParameterServer(staleness=staleness).num_ahead == min(expected, 1)
+    strategy = ParameterServer(staleness=staleness, prefetch=3)
+    assert (strategy.num_ahead, strategy.num_dense_ahead) == (expected, expected)
+    default = ParameterServer(staleness=staleness)
+    assert (default.num_ahead, default.num_dense_ahead) == (min(expected, 1), 0), "dense parameters are current"
 
 
 def test_batches_of_files_are_seen_ahead_without_moving_the_position(tmp_path: Path) -> None:

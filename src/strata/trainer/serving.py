@@ -258,7 +258,7 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
         link,
         is_synchronous=dense is not None and dense.staleness == 0,
         num_ahead=strategy.sparse.num_ahead,
-        dense_ahead=0 if dense is None else dense.num_ahead,
+        dense_ahead=0 if dense is None else dense.num_dense_ahead,
         rates=planned.rates,
         bind=bind_rest,
     )

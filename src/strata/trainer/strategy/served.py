@@ -1,7 +1,8 @@
 """`Served`: a module on one worker, some or all of whose parameters live on parameter servers.
 
 Large embeddings are replaced by lookups, which get the rows of a batch. Dense parameters on servers stay in the module
-as a copy, which every push renews. With staleness, both are asked for some steps before they are needed.
+as a copy, which every push renews. With staleness, rows are asked for some steps before they are needed. Dense
+parameters are by default asked for after the push, so that they include this worker's own last step.
 """
 
 from __future__ import annotations
