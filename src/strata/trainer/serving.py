@@ -62,7 +62,7 @@ class Plan:
     tables: tuple[FoundTable, ...]
     dense: tuple[DenseTable, ...]
     groups: Mapping[str, Group]
-    """The optimizer group of each table, by table."""
+    """The optimizer group of each table that is trained, by table."""
     own_rates: Mapping[str, float]
     """Learning rates of tables with an optimizer of their own."""
 
@@ -95,8 +95,9 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
             "the module is an embedding itself; put it into a module of yours, for example nn.Sequential",
             field="module",
         )
-    groups = {each.name: group_of(optimizer, each.weight, each.name) for each in tables}
-    specs = [_table_spec(each, sparse, groups[each.name]) for each in tables]
+    trained = [each for each in tables if not each.is_frozen]
+    groups = {each.name: group_of(optimizer, each.weight, each.name) for each in trained}
+    specs = [_table_spec(each, sparse, groups.get(each.name)) for each in tables]
     if isinstance(strategy.dense, ParameterServer):
         dense, dense_groups = _dense_tables(module, tables, optimizer)
         groups |= dense_groups
@@ -120,17 +121,27 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
             tables=tuple(own),
             staleness=of.staleness,
             is_half=of.wire == "fp16",
-            num_pulls=2 * (of.num_ahead + 1),  # of the sparse and of the dense tables
+            num_pulls=2 * (1 + (of.num_frozen_ahead if any(spec.is_frozen for spec in own) else of.num_ahead)),
             has_copies=of.replicas > 0,
         )
         for name, (own, of) in named.items()
         if own
     )
-    own_rates = {} if sparse.optimizer is None else {each.name: sparse.optimizer.lr for each in tables}
+    own_rates = {} if sparse.optimizer is None else {each.name: sparse.optimizer.lr for each in trained}
     return Plan(parts=parts, tables=tuple(tables), dense=tuple(dense), groups=groups, own_rates=own_rates)
 
 
-def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group) -> TableSpec:
+def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group | None) -> TableSpec:
+    """`group`: None for a frozen table, which has no optimizer, and all of its rows from the start."""
+    if group is None:
+        return TableSpec(
+            name=table.name,
+            width=table.width,
+            initial=strategy.initial,
+            max_rows=min(table.num_rows, MAX_ROWS),
+            memory_rows=strategy.memory_rows,
+            is_frozen=True,
+        )
     return TableSpec(
         name=table.name,
         width=table.width,
@@ -259,6 +270,7 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
         is_synchronous=dense is not None and dense.staleness == 0,
         num_ahead=strategy.sparse.num_ahead,
         dense_ahead=0 if dense is None else dense.num_dense_ahead,
+        frozen_ahead=strategy.sparse.num_frozen_ahead,
         rates=planned.rates,
         bind=bind_rest,
     )
@@ -388,7 +400,7 @@ class _Rows:
                 log.warning("%s is larger than memory and stays in the checkpoint: %d bytes", table.name, weight.nbytes)
                 continue
             if weight.is_meta:
-                weight = nn.Parameter(torch.empty(table.num_rows, table.width))
+                weight = nn.Parameter(torch.empty(table.num_rows, table.width), requires_grad=not table.is_frozen)
                 for place in table.places:
                     module.get_submodule(place).weight = weight
                 for start in range(0, table.num_rows, CHUNK_ROWS):

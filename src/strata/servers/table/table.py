@@ -60,6 +60,8 @@ class TableSpec:
     """Rows on one server that are in memory; the others are in a file. None keeps all of them in memory."""
     evict_after: int | None = None
     """Clock ticks without a gradient after which a row may be evicted; None keeps rows for as long as there is room."""
+    is_frozen: bool = False
+    """Whether rows never change: the table refuses gradients. The default optimizer keeps no state for them."""
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -251,6 +253,8 @@ class Table:
         Raises:
             InvalidArgument, NotFiniteGradient: They are refused.
         """
+        if self.spec.is_frozen:
+            raise InvalidArgument(f"table {self.spec.name!r} is frozen and takes no gradients", field="gradients")
         self._check_shape(keys, gradients, "gradients")
         with np.errstate(over="ignore", invalid="ignore"):
             is_finite = np.isfinite(gradients.sum())  # NaN and infinity survive every sum

@@ -104,12 +104,17 @@ class ParameterServer:
     @property
     def num_ahead(self) -> int:
         """Batches whose rows are prefetched: those that the staleness allows."""
-        return self._allowed(1 if self.prefetch is None else self.prefetch)
+        return self._allowed(self.num_frozen_ahead)
 
     @property
     def num_dense_ahead(self) -> int:
         """Steps for which dense parameters are prefetched."""
         return self._allowed(self.prefetch or 0)
+
+    @property
+    def num_frozen_ahead(self) -> int:
+        """Batches whose rows of frozen tables are prefetched, which takes no staleness."""
+        return 1 if self.prefetch is None else self.prefetch
 
     def _allowed(self, prefetch: int) -> int:
         return prefetch if self.staleness is None else min(prefetch, self.staleness)
