@@ -224,16 +224,18 @@ def _check_memory(planned: Plan) -> None:
     available = psutil.virtual_memory().available
     eager = {each.name for each in planned.tables if not each.weight.is_meta}
     sizes = {
-        spec.name: spec.max_bytes * (2 if part.has_copies else 1) for part in planned.parts for spec in part.tables
+        spec.name: spec.max_bytes * (2 if part.has_copies else 1) + spec.checkpoint_bytes
+        for part in planned.parts
+        for spec in part.tables
     }
     needed = sum(size for name, size in sizes.items() if name in eager)
     if needed > available * LARGEST_SHARE:
         largest = max(eager, key=lambda name: sizes[name])
         raise ConfigError(
-            f"the tables need {needed:,} bytes with their optimizer state ({largest}: {sizes[largest]:,}), and this "
-            f"machine has {available:,} available; use more machines, an optimizer with less state "
-            "(ParameterServer(optimizer=RowWiseAdagrad(…))), memory_rows= to keep the other rows in a file, or "
-            "max_rows= with evict_after=",
+            f"the tables need {needed:,} bytes with their optimizer state and a copy for checkpoints ({largest}: "
+            f"{sizes[largest]:,}), and this machine has {available:,} available; use more machines, an optimizer with "
+            "less state (ParameterServer(optimizer=RowWiseAdagrad(…))), memory_rows= to keep the other rows in a "
+            "file, or max_rows= with evict_after=",
             field="strategy",
         )
 
