@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -168,6 +169,40 @@ def test_other_numbers_of_servers_and_workers_resume_a_checkpoint(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+def test_a_frozen_table_on_servers_is_saved_once_and_resumes_with_the_bits_of_one_process(tmp_path: Path) -> None:
+    def with_frozen_users() -> Clicks:
+        module = Clicks()
+        module.user.requires_grad_(False)
+        return module
+
+    plain = trainer_of(AllReduce(), workers=1, optimizer="adagrad", module=with_frozen_users())
+    fit(plain, epochs=2)
+
+    place = tmp_path / "checkpoints"
+    for epochs, servers in ((1, 1), (2, 2)):
+        strategy = Hybrid(sparse=ParameterServer(servers=servers, tables=TABLES))
+        served = trainer_of(strategy, workers=1, optimizer="adagrad", module=with_frozen_users(), checkpoints=place)
+        result = fit(served, epochs=epochs, every=5, resume=epochs > 1)
+    assert weights(served.module) == weights(plain.module)
+    assert not served.module.user.weight.requires_grad
+    assert sum(each["rows"] for each in result.servers) == 300 + 100
+    assert (served.export(tmp_path / "model") / "predict.py").exists()
+
+    manifests = [json.loads(path.read_text())["manifest"] for path in sorted(place.glob("*/manifest.json"))]
+    deltas = [each for each in manifests if each["type"] == "INCREMENTAL"]
+    changed = {
+        tensor["name"]
+        for manifest in deltas
+        for tensor in manifest["tensors"]
+        for piece in tensor["slices"]
+        if piece.get("patches") or "/" not in manifest["files"][piece["file"]]["path"]
+    }
+    assert any("item.weight" in name for name in changed)
+    assert not any("user.weight" in name for name in changed), "frozen rows are in full checkpoints only"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("staleness", [None, 2])
 def test_workers_that_do_not_wait_for_each_other_learn_too(staleness: int | None) -> None:
     trainer = trainer_of(
@@ -249,8 +284,10 @@ def test_settings_of_servers_are_checked_when_they_are_made(arguments: dict[str,
 
 @pytest.mark.parametrize(("staleness", "expected"), [(0, 0), (1, 1), (2, 2), (9, 3), (None, 3)])
 def test_prefetching_spends_staleness(staleness: int | None, expected: int) -> None:
-    assert ParameterServer(staleness=staleness, prefetch=3).num_ahead == expected
-    assert ParameterServer(staleness=staleness).num_ahead == min(expected, 1)
+    strategy = ParameterServer(staleness=staleness, prefetch=3)
+    assert (strategy.num_ahead, strategy.num_dense_ahead) == (expected, expected)
+    default = ParameterServer(staleness=staleness)
+    assert (default.num_ahead, default.num_dense_ahead) == (min(expected, 1), 0), "dense parameters are current"
 
 
 def test_batches_of_files_are_seen_ahead_without_moving_the_position(tmp_path: Path) -> None:

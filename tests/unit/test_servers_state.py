@@ -15,6 +15,7 @@ from strata.servers.placement import Placement
 from strata.servers.state import Fence, ServerState
 from strata.servers.table.initial import Initial
 from strata.servers.table.optimizers import Adagrad
+from strata.servers.table.snapshot import Saved
 from strata.servers.table.table import NotFiniteGradient, Table, TableSpec
 
 WIDTH = 2
@@ -154,6 +155,31 @@ def test_a_single_worker_makes_the_updates_of_a_plain_table() -> None:
         table.push(keys, gradients, step)
 
     assert server.tables["users"].pull(keys).tolist() == table.pull(keys).tolist()
+
+
+@pytest.mark.parametrize("staleness", [0, None])
+def test_a_frozen_table_is_pulled_refuses_gradients_and_is_saved_once(staleness: int | None) -> None:
+    features = TableSpec(name="features", width=WIDTH, is_frozen=True)
+    server = ServerState([features, SPECS[0]], num_workers=1, staleness=staleness)
+    table, keys = server.tables["features"], keys_of(1, 4)
+    nothing = np.zeros(2, np.uint32)
+    table.put(Saved(keys, np.ones((2, WIDTH), np.float32), np.empty((2, 0), np.float32), nothing, nothing))
+    fence = Fence(0, 0, 1)
+    server.join(fence)
+    assert [len(slots) for slots in table.dirty_slots(since=0).values()] == [2]
+    mark = table.snapshot().mark
+    push = Push(keys, np.ones((2, WIDTH), np.float32))
+
+    with pytest.raises(InvalidArgument, match="table 'features' is frozen and takes no gradients"):
+        server.push(fence, 1, {"users": push, "features": push})
+    assert server.push(fence, 1, {"users": push})
+
+    answers: list[Any] = []
+    server.pull(fence, 1, {"features": keys}, answers.append)
+    assert answers[0]["features"].tolist() == [[1, 1], [1, 1]]
+    assert [len(slots) for slots in table.dirty_slots(since=mark).values()] == [0]
+    assert table.num_updates == 0
+    assert server.tables["users"].num_updates == 1
 
 
 def test_messages_of_a_replaced_worker_are_refused() -> None:

@@ -26,8 +26,12 @@ class LocalTables:
     def __init__(self, found: list[tables.FoundTable]) -> None:
         self.tables = {}
         for each in found:
-            table = Table(TableSpec(name=each.name, width=each.width, optimizer=SGD(lr=LR), max_rows=each.num_rows))
             num = each.num_rows
+            table = Table(
+                TableSpec(
+                    name=each.name, width=each.width, optimizer=SGD(lr=LR), max_rows=num, is_frozen=each.is_frozen
+                )
+            )
             table.put(
                 Saved(
                     np.arange(num, dtype=np.uint64),
@@ -51,7 +55,7 @@ class LocalTables:
 def moved(module: nn.Module, **arguments: Any) -> tuple[nn.Module, StepRows, LocalTables]:
     found = tables.find(module, min_bytes=0, **arguments)
     source = LocalTables(found)
-    rows = StepRows(source)
+    rows = StepRows(source, frozen={each.name for each in found if each.is_frozen})
     return tables.replace(module, found, rows), rows, source
 
 
@@ -134,6 +138,28 @@ def test_tied_embeddings_share_one_table_and_add_their_gradients() -> None:
     ]
 
 
+class WithFeatures(nn.Module):
+    """Frozen rows beside trained ones, as an embedding and in bags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Embedding.from_pretrained(torch.rand(20, 4), padding_idx=3)
+        self.bags = nn.EmbeddingBag.from_pretrained(torch.rand(20, 4))
+        self.vectors = nn.Embedding(20, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.features(ids) * self.vectors(ids) + self.bags(ids.unsqueeze(1))
+
+
+def test_frozen_tables_give_their_rows_and_get_no_gradients() -> None:
+    compare(WithFeatures(), [(ids_of(6, seed=seed),) for seed in range(4)])
+
+    module, rows, _ = moved(WithFeatures())
+    module(ids_of(6)).sum().backward()
+    assert rows.take_gradients().keys() == {"vectors.weight"}
+    assert not module.features(ids_of(6)).requires_grad
+
+
 @pytest.mark.parametrize("arguments", [{}, {"is_weighted": True}, {"mean": True}], ids=str)
 def test_a_collection_of_torchrec_trains_like_before(arguments: dict[str, Any]) -> None:
     from tests.integration.torchrec_models import Bags, visits  # imports torchrec, which is slow
@@ -186,7 +212,6 @@ class TiedHead(nn.Module):
         (nn.Embedding(10, 4, max_norm=1.0), "max_norm changes rows in a forward pass"),
         (nn.EmbeddingBag(10, 4, max_norm=1.0), "max_norm changes rows in a forward pass"),
         (nn.Embedding(10, 4, scale_grad_by_freq=True), "scale_grad_by_freq needs the counts"),
-        (nn.Embedding(10, 4).requires_grad_(False), "its weights are frozen"),
         (nn.Embedding(10, 4, dtype=torch.float64), "its weights are torch.float64"),
         (OwnEmbedding(10, 4), "it is a OwnEmbedding, whose own forward would be lost"),
         (TiedHead(), "its weights are tied to head.weight, which uses all rows at once"),

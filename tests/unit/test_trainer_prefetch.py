@@ -211,11 +211,15 @@ def batch_of_two(seed: int, num_rows: int = 6) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(numbers(num_rows, seed=10 * seed + column) for column in range(3))
 
 
-def run(module: Two, num_batches: int, num_ahead: int, twisted: Any = ()) -> FakeServers:
-    """Train on batches with a window; outputs and gradients must be those of the plain module."""
+def run(module: Two, num_batches: int, num_ahead: int, twisted: Any = (), most: int | None = None) -> FakeServers:
+    """Train on batches with a window; outputs and gradients must be those of the plain module.
+
+    Args:
+        most: Batches for which rows that change are prefetched.
+    """
     plain, found = copy.deepcopy(module), tables.find(module, min_bytes=0)
     servers = FakeServers(found)
-    rows = StepRows(servers)
+    rows = StepRows(servers, frozen={each.name for each in found if each.is_frozen}, num_ahead=most)
     tables.replace(module, found, rows)
     batches = [batch_of_two(seed) for seed in range(num_batches)]
     for number, batch in enumerate(batches):
@@ -246,6 +250,26 @@ def test_each_batch_is_pulled_once_with_all_tables_for_the_step_that_uses_it(num
     wanted = [{"user.weight": keys_of(u), "item.weight": keys_of(i, o)} for u, i, o in batches]
     assert [keys for _, keys in servers.asked] == wanted[NUM_BATCHES:]
     assert [ahead for ahead, _ in servers.asked] == [*range(num_ahead), *[num_ahead] * (6 - num_ahead)]
+
+
+def test_rows_of_frozen_tables_are_asked_for_early_without_staleness() -> None:
+    module = Two()
+    module.user.requires_grad_(False)
+    servers = run(module, 6, num_ahead=2, most=0)
+
+    users, items = ([keys_of(*batch_of_two(seed)[chosen]) for seed in range(6)] for chosen in (slice(1), slice(1, 3)))
+    assert [(ahead, keys["user.weight"]) for ahead, keys in servers.asked if "user.weight" in keys] == [
+        (0, each) for each in users[NUM_BATCHES:]
+    ]
+    assert [(ahead, keys["item.weight"]) for ahead, keys in servers.asked if "item.weight" in keys] == [
+        (0, each) for each in items[NUM_BATCHES:]
+    ]
+    assert [sorted(keys) for _, keys in servers.asked[:4]] == [
+        ["item.weight", "user.weight"],
+        ["user.weight"],
+        ["user.weight"],
+        ["item.weight"],
+    ], "the users of two later batches, and the items of a batch when it is its turn"
 
 
 def test_rows_that_were_not_guessed_are_pulled_at_the_lookup_and_those_that_were_are_not() -> None:

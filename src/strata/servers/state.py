@@ -75,7 +75,8 @@ class ServerState:
         self._num_workers = num_workers
         self._attempt = attempt
         self._incarnations: dict[int, int] = {}
-        self._rounds = {name: Rounds(num_workers) for name in self.tables} if staleness == 0 else None
+        self._trained = {name: table for name, table in self.tables.items() if not table.spec.is_frozen}
+        self._rounds = {name: Rounds(num_workers) for name in self._trained} if staleness == 0 else None
         self._waiting: list[_Waiting] = []
         self.num_lost = 0
         """Pushes that were acknowledged by an earlier process and are not in the rows."""
@@ -186,7 +187,7 @@ class ServerState:
         self.clocks.advance(fence.rank, clock)
         for name, rate in rates.items():
             self._set_rate(name, rate)
-        for name, table in self.tables.items():
+        for name, table in self._trained.items():
             push = gradients.get(name) or _no_gradients(table.spec.width)
             due = push if self._rounds is None else self._rounds[name].add(fence.rank, push)
             if due is not None:

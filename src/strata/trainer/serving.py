@@ -62,7 +62,7 @@ class Plan:
     tables: tuple[FoundTable, ...]
     dense: tuple[DenseTable, ...]
     groups: Mapping[str, Group]
-    """The optimizer group of each table, by table."""
+    """The optimizer group of each table that is trained, by table."""
     own_rates: Mapping[str, float]
     """Learning rates of tables with an optimizer of their own."""
 
@@ -95,8 +95,9 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
             "the module is an embedding itself; put it into a module of yours, for example nn.Sequential",
             field="module",
         )
-    groups = {each.name: group_of(optimizer, each.weight, each.name) for each in tables}
-    specs = [_table_spec(each, sparse, groups[each.name]) for each in tables]
+    trained = [each for each in tables if not each.is_frozen]
+    groups = {each.name: group_of(optimizer, each.weight, each.name) for each in trained}
+    specs = [_table_spec(each, sparse, groups.get(each.name)) for each in tables]
     if isinstance(strategy.dense, ParameterServer):
         dense, dense_groups = _dense_tables(module, tables, optimizer)
         groups |= dense_groups
@@ -120,17 +121,35 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
             tables=tuple(own),
             staleness=of.staleness,
             is_half=of.wire == "fp16",
-            num_pulls=2 * (of.num_ahead + 1) + 1,  # of the sparse and of the dense tables, and of the step before
+            num_pulls=_num_pulls(own, of),
             has_copies=of.replicas > 0,
         )
         for name, (own, of) in named.items()
         if own
     )
-    own_rates = {} if sparse.optimizer is None else {each.name: sparse.optimizer.lr for each in tables}
+    own_rates = {} if sparse.optimizer is None else {each.name: sparse.optimizer.lr for each in trained}
     return Plan(parts=parts, tables=tuple(tables), dense=tuple(dense), groups=groups, own_rates=own_rates)
 
 
-def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group) -> TableSpec:
+def _num_pulls(specs: Sequence[TableSpec], strategy: ParameterServer) -> int:
+    """Return how many pulls use shared memory at a time: those of the sparse and of the dense tables for this batch and
+    the ones ahead, and that of the step before, whose rows may still be in use.
+    """
+    has_frozen = any(spec.is_frozen for spec in specs)
+    return 2 * (1 + (strategy.num_frozen_ahead if has_frozen else strategy.num_ahead)) + 1
+
+
+def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group | None) -> TableSpec:
+    """`group`: None for a frozen table, which has no optimizer, and all of its rows from the start."""
+    if group is None:
+        return TableSpec(
+            name=table.name,
+            width=table.width,
+            initial=strategy.initial,
+            max_rows=min(table.num_rows, MAX_ROWS),
+            memory_rows=strategy.memory_rows,
+            is_frozen=True,
+        )
     return TableSpec(
         name=table.name,
         width=table.width,
@@ -213,16 +232,18 @@ def _check_memory(planned: Plan) -> None:
     available = psutil.virtual_memory().available
     eager = {each.name for each in planned.tables if not each.weight.is_meta}
     sizes = {
-        spec.name: spec.max_bytes * (2 if part.has_copies else 1) for part in planned.parts for spec in part.tables
+        spec.name: spec.max_bytes * (2 if part.has_copies else 1) + spec.checkpoint_bytes
+        for part in planned.parts
+        for spec in part.tables
     }
     needed = sum(size for name, size in sizes.items() if name in eager)
     if needed > available * LARGEST_SHARE:
         largest = max(eager, key=lambda name: sizes[name])
         raise ConfigError(
-            f"the tables need {needed:,} bytes with their optimizer state ({largest}: {sizes[largest]:,}), and this "
-            f"machine has {available:,} available; use more machines, an optimizer with less state "
-            "(ParameterServer(optimizer=RowWiseAdagrad(…))), memory_rows= to keep the other rows in a file, or "
-            "max_rows= with evict_after=",
+            f"the tables need {needed:,} bytes with their optimizer state and a copy for checkpoints ({largest}: "
+            f"{sizes[largest]:,}), and this machine has {available:,} available; use more machines, an optimizer with "
+            "less state (ParameterServer(optimizer=RowWiseAdagrad(…))), memory_rows= to keep the other rows in a "
+            "file, or max_rows= with evict_after=",
             field="strategy",
         )
 
@@ -258,7 +279,8 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
         link,
         is_synchronous=dense is not None and dense.staleness == 0,
         num_ahead=strategy.sparse.num_ahead,
-        dense_ahead=0 if dense is None else dense.num_ahead,
+        dense_ahead=0 if dense is None else dense.num_dense_ahead,
+        frozen_ahead=strategy.sparse.num_frozen_ahead,
         rates=planned.rates,
         bind=bind_rest,
     )
@@ -388,7 +410,7 @@ class _Rows:
                 log.warning("%s is larger than memory and stays in the checkpoint: %d bytes", table.name, weight.nbytes)
                 continue
             if weight.is_meta:
-                weight = nn.Parameter(torch.empty(table.num_rows, table.width))
+                weight = nn.Parameter(torch.empty(table.num_rows, table.width), requires_grad=not table.is_frozen)
                 for place in table.places:
                     module.get_submodule(place).weight = weight
                 for start in range(0, table.num_rows, CHUNK_ROWS):

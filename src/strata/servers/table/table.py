@@ -36,6 +36,8 @@ _SLOT_BYTES = 4 + 4 + 4
 """Bytes of a slot beside weights, state and index: version, count and mark."""
 _INDEX_BYTES = 8 + 1 + 16
 """Bytes of a row in the index, at most: key, whether the slot is used, cells."""
+_SAVED_BYTES = 8 + 4 + 4 + 1
+"""Bytes of a slot in a checkpoint beside weights and state: key, version, count, whether it is used."""
 _LOADED_ROWS = 1 << 16
 """Rows that are copied at a time when a snapshot is loaded."""
 
@@ -60,6 +62,8 @@ class TableSpec:
     """Rows on one server that are in memory; the others are in a file. None keeps all of them in memory."""
     evict_after: int | None = None
     """Clock ticks without a gradient after which a row may be evicted; None keeps rows for as long as there is room."""
+    is_frozen: bool = False
+    """Whether rows never change: the table refuses gradients. The default optimizer keeps no state for them."""
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -90,6 +94,11 @@ class TableSpec:
     def max_bytes(self) -> int:
         """Memory that a full table takes."""
         return self.max_rows * (self.row_bytes - self.content_bytes) + self.num_in_memory * self.content_bytes
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of a full table in a checkpoint, and of the copy that its server keeps in memory to save it."""
+        return self.max_rows * (self.content_bytes + _SAVED_BYTES)
 
     @property
     def file_bytes(self) -> int:
@@ -251,6 +260,8 @@ class Table:
         Raises:
             InvalidArgument, NotFiniteGradient: They are refused.
         """
+        if self.spec.is_frozen:
+            raise InvalidArgument(f"table {self.spec.name!r} is frozen and takes no gradients", field="gradients")
         self._check_shape(keys, gradients, "gradients")
         with np.errstate(over="ignore", invalid="ignore"):
             is_finite = np.isfinite(gradients.sum())  # NaN and infinity survive every sum

@@ -19,7 +19,7 @@ from strata.servers.table.keys import unique
 from strata.trainer.strategy.prefetch import Prefetch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from strata.servers.table.keys import Keys, Unique
     from strata.trainer.strategy.base import Upcoming
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     """The rows for the ids of one lookup."""
 
     rows: Tensor
-    """One per different id; a leaf of the graph while training."""
+    """One per different id; a leaf of the graph while training, unless the table is frozen."""
     positions: Tensor
     """The row of each id, in the shape of the ids."""
     groups: Unique
@@ -47,9 +47,17 @@ class Found(NamedTuple):
 class StepRows:
     """The rows that one step uses, and their gradients."""
 
-    def __init__(self, source: RowSource) -> None:
+    def __init__(
+        self, source: RowSource, *, frozen: Collection[str] = frozenset(), num_ahead: int | None = None
+    ) -> None:
+        """
+        Args:
+            frozen: Tables whose rows never change.
+            num_ahead: Batches for which rows that change are prefetched; None: all that are announced.
+        """
         self._source = source
-        self._prefetch = Prefetch(source)
+        self._frozen = frozen
+        self._prefetch = Prefetch(source, frozen=frozen, num_ahead=num_ahead)
         self._used: dict[str, list[tuple[Keys, Tensor]]] = {}
 
     def prepare(self, batches: Sequence[Upcoming]) -> None:
@@ -65,7 +73,7 @@ class StepRows:
             groups = unique(flat.view(np.uint64))
             pulled = self._source.pull({table: groups.keys})[table]
         rows = torch.from_numpy(pulled).to(ids.device)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and table not in self._frozen:
             rows.requires_grad_()
             self._used.setdefault(table, []).append((groups.keys, rows))
         return Found(rows, torch.from_numpy(groups.inverse).to(ids.device).reshape(ids.shape), groups)

@@ -33,9 +33,10 @@ class ParameterServer:
     staleness: int | None = 0
     """How many steps a worker may be ahead of the slowest. 0: synchronous, the gradients of all workers are averaged in
     every step. None: asynchronous, every push is applied at once."""
-    prefetch: int = 1
-    """Batches whose rows a worker asks for while it computes an earlier one. Each takes a step of `staleness`, so there
-    are at most as many, and none with 0."""
+    prefetch: int | None = None
+    """Batches whose rows a worker asks for while it computes an earlier one, and steps for which it asks for dense
+    parameters. Each takes a step of `staleness`, so there are at most as many, and none with 0. None: the rows of one
+    batch, and no dense parameters, which change in every step."""
     wire: Literal["fp32", "fp16"] = "fp32"
     """Precision of rows and gradients between machines; within a machine they are not converted. Servers compute in
     fp32."""
@@ -65,7 +66,8 @@ class ParameterServer:
         _require_count("servers", self.servers, least=1, most=MAX_SERVERS)
         if self.staleness is not None:
             _require_count("staleness", self.staleness, least=0)
-        _require_count("prefetch", self.prefetch, least=0, most=MAX_PREFETCH)
+        if self.prefetch is not None:
+            _require_count("prefetch", self.prefetch, least=0, most=MAX_PREFETCH)
         _require_count("replicas", self.replicas, least=0, most=1)
         if self.replicas and self.staleness is not None:
             raise InvalidArgument(
@@ -101,8 +103,21 @@ class ParameterServer:
 
     @property
     def num_ahead(self) -> int:
-        """Batches that are prefetched: those that the staleness allows."""
-        return self.prefetch if self.staleness is None else min(self.prefetch, self.staleness)
+        """Batches whose rows are prefetched: those that the staleness allows."""
+        return self._allowed(self.num_frozen_ahead)
+
+    @property
+    def num_dense_ahead(self) -> int:
+        """Steps for which dense parameters are prefetched."""
+        return self._allowed(self.prefetch or 0)
+
+    @property
+    def num_frozen_ahead(self) -> int:
+        """Batches whose rows of frozen tables are prefetched, which takes no staleness."""
+        return 1 if self.prefetch is None else self.prefetch
+
+    def _allowed(self, prefetch: int) -> int:
+        return prefetch if self.staleness is None else min(prefetch, self.staleness)
 
     @property
     def is_asynchronous(self) -> bool:

@@ -1,7 +1,8 @@
 """`Prefetch`: asks for the rows of a batch before the forward pass, and for those of the batches after it.
 
 The ids are computed by recipes, which are learned from the first batches. All tables of a batch are pulled at once.
-Rows for a later step are asked for with the clock of that step, so the servers keep the bound on staleness. At a lookup
+Rows for a later step are asked for with the clock of that step, so the servers keep the bound on staleness. Rows of
+frozen tables never change, so they are asked for as soon as a batch is announced, whatever the staleness. At a lookup
 the actual ids decide: a row that was not prefetched is pulled then.
 """
 
@@ -18,7 +19,7 @@ from strata.servers.table.keys import unique
 from strata.trainer.strategy.recipes import Learner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from strata.servers.table.keys import Keys, Unique
     from strata.servers.table.optimizers import Rows
@@ -75,25 +76,38 @@ class _Batch:
         self.keys = {
             table: keys[0] if len(keys) == 1 else unique(np.concatenate(keys)).keys for table, keys in by_table.items()
         }
-        self._asked: Asked | None = None
+        self._left = set(self.keys)
+        """Tables whose rows have not been asked for."""
+        self._asked: list[Asked] = []
         self._rows: dict[str, Rows] = {}
 
-    def ask(self, source: RowSource, steps_ahead: int) -> None:
-        if self.keys:
-            self._asked = source.ask(self.keys, steps_ahead)
+    def ask(self, source: RowSource, tables: Collection[str], steps_ahead: int) -> None:
+        """Ask for the rows of these tables, unless that was done before."""
+        wanted = {name: keys for name, keys in self.keys.items() if name in tables and name in self._left}
+        if wanted:
+            self._left -= wanted.keys()
+            self._asked.append(source.ask(wanted, steps_ahead))
 
     def rows(self, table: str) -> Rows:
-        if self._asked is not None:
-            asked, self._asked = self._asked, None
-            self._rows = asked.rows()
+        while self._asked:
+            self._rows |= self._asked.pop(0).rows()
         return self._rows[table]
 
 
 class Prefetch:
     """The rows of the current batch and of the next ones."""
 
-    def __init__(self, source: RowSource) -> None:
+    def __init__(
+        self, source: RowSource, *, frozen: Collection[str] = frozenset(), num_ahead: int | None = None
+    ) -> None:
+        """
+        Args:
+            frozen: Tables whose rows never change.
+            num_ahead: Batches for which rows that change are prefetched; None: all that are announced.
+        """
         self._source = source
+        self._frozen = frozen
+        self._num_ahead = num_ahead
         self._learners: dict[Call, Learner] = {}
         self._current: _Batch | None = None
         self._following: deque[_Batch] = deque()
@@ -105,13 +119,15 @@ class Prefetch:
         can_guess = any(learner.recipe is not None for learner in self._learners.values())
         for number, (batch, steps_ahead) in enumerate(batches):
             known = self._following[number] if number < len(self._following) else None
-            if known is not None and known.batch is batch and (known.keys or not can_guess):
-                continue
-            while len(self._following) > number:  # other batches than expected, or from before there were recipes
-                self._following.pop()
-            new = _Batch(batch, self._learners)
-            new.ask(self._source, steps_ahead)
-            self._following.append(new)
+            if known is None or known.batch is not batch or not (known.keys or not can_guess):
+                while len(self._following) > number:  # other batches than expected, or from before there were recipes
+                    self._following.pop()
+                known = _Batch(batch, self._learners)
+                self._following.append(known)
+            if self._num_ahead is None or number <= self._num_ahead:
+                known.ask(self._source, known.keys, steps_ahead)
+            else:
+                known.ask(self._source, self._frozen, 0)
         self._current = self._following.popleft()
 
     def end(self) -> None:

@@ -1,7 +1,8 @@
 """`Served`: a module on one worker, some or all of whose parameters live on parameter servers.
 
 Large embeddings are replaced by lookups, which get the rows of a batch. Dense parameters on servers stay in the module
-as a copy, which every push renews. With staleness, both are asked for some steps before they are needed.
+as a copy, which every push renews. With staleness, rows are asked for some steps before they are needed. Dense
+parameters are by default asked for after the push, so that they include this worker's own last step.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Served(Bound):
         is_synchronous: bool,
         num_ahead: int,
         dense_ahead: int,
+        frozen_ahead: int = 0,
         rates: Callable[[], Mapping[str, float]],
         bind: Callable[[nn.Module], Bound],
     ) -> None:
@@ -59,6 +61,7 @@ class Served(Bound):
             is_synchronous: Whether the servers average the dense gradients of all workers in every step.
             num_ahead: Batches whose rows are prefetched.
             dense_ahead: Steps for which the dense parameters are prefetched.
+            frozen_ahead: Batches whose rows of frozen tables are prefetched, which needs no staleness.
             rates: Returns the current learning rates, by table.
             bind: Binds what stays in the workers, once the tables have left the module.
         """
@@ -69,12 +72,13 @@ class Served(Bound):
         self._dense_ahead = dense_ahead
         self._asked: deque[Asked] = deque()
         """Dense parameters of the next steps."""
-        self.num_ahead = num_ahead
-        self._rows = StepRows(link)
+        frozen = {table.name for table in tables if table.is_frozen}
+        self.num_ahead = max(num_ahead, frozen_ahead if frozen else 0)
+        self._rows = StepRows(link, frozen=frozen, num_ahead=num_ahead)
         self._originals = {place: module.get_submodule(place) for table in tables for place in table.places}
         replace(module, tables, self._rows)
         for table in tables:  # its rows are on servers, which have copied them
-            empty = nn.Parameter(torch.empty_like(table.weight, device="meta"))
+            empty = nn.Parameter(torch.empty_like(table.weight, device="meta"), requires_grad=not table.is_frozen)
             for place in table.places:
                 self._originals[place].weight = empty
         self._inner = bind(module)

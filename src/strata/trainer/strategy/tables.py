@@ -40,6 +40,11 @@ class FoundTable:
     def width(self) -> int:
         return self.weight.shape[1]
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its rows never change."""
+        return not self.weight.requires_grad
+
 
 def find(
     module: nn.Module, names: str | Sequence[str] | None = None, *, min_bytes: int = DEFAULT_MIN_BYTES
@@ -90,8 +95,6 @@ def _check(table: FoundTable, users: dict[str, Any], parameter_names: Sequence[s
             raise _refusal(place, "max_norm changes rows in a forward pass; leave it out, or clip gradients")
         if each.scale_grad_by_freq:
             raise _refusal(place, "scale_grad_by_freq needs the counts of the whole batch; leave it out")
-        if not each.weight.requires_grad:
-            raise _refusal(place, "its weights are frozen, and servers are for weights that are trained")
         if each.weight.dtype.itemsize != 4 or not each.weight.dtype.is_floating_point:
             raise _refusal(place, f"its weights are {each.weight.dtype}, and servers keep float32")
         if type(each) not in (nn.Embedding, nn.EmbeddingBag) and not hasattr(each, "on_servers"):
