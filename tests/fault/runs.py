@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,27 @@ def write_rows(directory: Path) -> Path:
         pq.write_table(table, directory / f"rows-{number}.parquet", row_group_size=64)
         first += num_rows
     return directory
+
+
+def fit_alone(place: Path, data: Path, *arguments: str) -> dict[str, Any]:
+    """Run the script with a Trainer by plain python, so that it starts its processes on this machine; return its
+    results.
+    """
+    place.mkdir(exist_ok=True)
+    subprocess.run(
+        [sys.executable, SCRIPTS / "train_trainer.py", "--data", data, "--out", place / "out", *arguments],
+        cwd=place,
+        env={**os.environ, "STRATA_RUNS_DIR": str(place / "runs")},
+        check=True,
+        capture_output=True,
+    )
+    (found,) = trainer_results(place / "out")
+    return found
+
+
+def trainer_results(out: Path) -> list[dict[str, Any]]:
+    """Return the results of each rank of the script with a Trainer."""
+    return [json.loads(path.read_text()) for path in sorted(out.glob("rank-*.json"))]
 
 
 class Run:

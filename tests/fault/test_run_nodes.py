@@ -1,11 +1,13 @@
 """Runs on several machines, each with its own network namespace, TLS and a token for the coordinator. Nodes are
-partitioned, killed and drained; the coordinator dies. Every row is trained on once per epoch.
+partitioned, killed and drained; the coordinator dies; packets are delayed and lost. Every row is trained on once per
+epoch, and a Trainer ends with the weights of an undisturbed one.
 """
 
 from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from leftovers import nothing_is_left, processes_with
 from network import Network
-from runs import Run, write_rows
+from runs import SCRIPTS, Run, fit_alone, trainer_results, write_rows
 from servers import STRATA, CoordinatorProcess, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -21,6 +23,8 @@ HUB = "hub"
 EPOCHS = 2
 LEASE = {"lease_s": 10.0, "heartbeat_s": 0.2, "suspicion_s": 2.0, "tick_s": 0.02}
 """Long enough for three workers that import torch at the same time."""
+CUT_S = 3.0
+"""Duration of a cut, well within the lease."""
 
 
 class Cluster:
@@ -42,7 +46,7 @@ class Cluster:
         self.coordinator.start()
         self.runs: dict[str, Run] = {}
 
-    def run(self, node: str, *options: str, workers: str = "2", nnodes: int = 2) -> Run:
+    def run(self, node: str, *options: str, workers: str = "2", nnodes: int = 2, script: Path | None = None) -> Run:
         place = self._place / node
         place.mkdir(exist_ok=True)
         common = ("--nnodes", str(nnodes), "--workers", workers, "--coordinator", self.coordinator.address)
@@ -50,6 +54,7 @@ class Cluster:
             place,
             self._data,
             *(*common, "--checkpoints", str(self._place / "checkpoints"), "--max-restarts", "10", *options),
+            script=script,
             prefix=self.network.nodes[node].prefix,
             STRATA_TLS_CA=f"{self._certs}/ca.crt",
             STRATA_TOKEN_FILE=f"{self._certs}/admin.token",
@@ -63,8 +68,21 @@ class Cluster:
         made = [self.run(node, workers=workers, nnodes=len(nodes)) for node in nodes]
         for run in made:
             run.start("--step-s", str(step_s), "--until", str(self._place / "hurry"))
-            until(lambda run=run: (run.directory / "events.jsonl").exists(), "the node has joined")  # type: ignore[misc]
+            self._await_joined(run)
         return made
+
+    def start_trainer(self, *nodes: str, workers: str, arguments: tuple[str, ...]) -> list[Run]:
+        """Start the script with a Trainer; the first machine leads. Steps are slow until `hurry` is called."""
+        script = SCRIPTS / "train_trainer.py"
+        made = [self.run(node, workers=workers, nnodes=len(nodes), script=script) for node in nodes]
+        own = ("--data", str(self._data), "--out", str(self._place / "out"), *arguments)
+        for run in made:
+            run.start_plain(*own, "--step-s", "0.1", "--until", str(self._place / "hurry"))
+            self._await_joined(run)
+        return made
+
+    def _await_joined(self, run: Run) -> None:
+        until((run.directory / "events.jsonl").exists, "the node has joined")
 
     def hurry(self) -> None:
         """Let steps run without delay from now on."""
@@ -174,6 +192,36 @@ def test_below_the_minimum_a_run_waits_can_be_stopped_and_starts_when_all_nodes_
         run.resume()
     finish(a, b)
     cluster.check(2)
+
+
+@pytest.mark.slow
+def test_a_trainer_with_servers_on_another_machine_ends_with_the_same_bits_after_delay_loss_and_a_cut(
+    cluster: Cluster, tmp_path: Path, data: Path
+) -> None:
+    strategy = ("--hybrid", "--servers", "2")
+    expected = fit_alone(tmp_path / "alone", data, *strategy)
+    network, links = cluster.network, ((HUB, "a"), (HUB, "b"), ("a", "b"))
+    for one, other in links:
+        network.disturb(one, other, delay_s=0.02, jitter_s=0.005, loss=0.02)
+    a, b = cluster.start_trainer("a", "b", workers="4", arguments=strategy)
+    a.wait_for_step(0, 12)
+    num_lost, cut_s = network.num_lost("a", "b"), time.monotonic()
+    for other in (HUB, "a"):
+        network.cut("b", other)
+    until(
+        lambda: time.monotonic() - cut_s > CUT_S and network.num_lost("a", "b") >= num_lost + 2,
+        "packets are lost, and sent again",
+    )
+    step = a.last_step(0, 0)
+    for one, other in links:
+        network.disturb(one, other, delay_s=0.02, jitter_s=0.005, loss=0.02)
+    a.wait_for_step(0, step + 5)
+    cluster.hurry()
+    finish(a, b)
+
+    assert trainer_results(tmp_path / "out") == [expected] * 4
+    assert whats(a).count("started") == 1, "no process was restarted"
+    assert num_lost > 0
 
 
 def test_a_stop_where_the_run_is_led_stops_it_everywhere(cluster: Cluster) -> None:

@@ -101,6 +101,59 @@ if __name__ == "__main__":
     weights = [value for each in module.parameters() for value in each.flatten().tolist()]
     print(json.dumps({"weights": weights, "rows": [each["rows"] for each in result.servers]}))
 """
+ALONE = """
+import json, os, signal, time
+from pathlib import Path
+import psutil, torch
+from torch import nn
+from strata import Trainer
+from strata.train import ParameterServer
+
+NUM_USERS = 200
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user = nn.Embedding(NUM_USERS, 1)
+        nn.init.zeros_(self.user.weight)
+
+    def forward(self, user):
+        return self.user(user).squeeze(1)
+
+class Killed(Trainer):
+    calls = 0
+    marks = Path("marks").absolute()
+
+    def training_step(self, module, batch):
+        self.calls += 1
+        rank = os.environ["RANK"]
+        (self.marks / f"process-{rank}-{os.getpid()}").touch()
+        mark = self.marks / f"killed-{rank}"
+        if self.calls == 6 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid() if rank == "1" else self.server_to_kill(), signal.SIGKILL)
+        return batch.call(module).sum()
+
+    def server_to_kill(self):
+        deadline_s = time.monotonic() + 240
+        while len(list(self.marks.glob("process-1-*"))) < 2:
+            assert time.monotonic() < deadline_s, "rank 1 has not returned"
+            time.sleep(0.05)
+        title = f"strata: {os.environ['STRATA_RUN']} server 1"
+        found = psutil.process_iter(["cmdline"])
+        (server,) = [each for each in found if " ".join(each.info["cmdline"] or ()).startswith(title)]
+        return server.pid
+
+if __name__ == "__main__":
+    module = Counts()
+    strategy = ParameterServer(servers=2, tables="user", staleness=None, replicas=1)
+    options = {"strategy": strategy, "workers": 2, "engine": "ray", "logs": "none", "optimizer_args": {"lr": 1.0}}
+    trainer = Killed(module, optimizer=torch.optim.SGD, **options)
+    result = trainer.fit({"user": torch.arange(NUM_USERS)}, epochs=1, batch_size=4, every=1_000)
+    counts = sorted(set(module.user.weight.flatten().tolist()))
+    print(json.dumps({"counts": counts, "lost": result.lost_updates, "steps": result.steps}))
+"""
+"""Rank 1 kills itself, and rank 0 a server once rank 1 has returned. Each row lowers the weight of its user by one."""
 pytestmark = pytest.mark.timeout(300)  # Ray starts slowly
 
 
@@ -291,6 +344,31 @@ def test_parameter_servers_on_ray_are_spread_over_nodes_and_survive_a_kill_bit_f
         json.loads(line) for path in (place / "runs").glob("*/events.jsonl") for line in path.read_text().splitlines()
     ]
     assert any(each["text"] == "server 1: killed by SIGKILL" for each in events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_asynchronous_worker_and_a_server_on_ray_restart_alone_and_every_row_counts_once(
+    job: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = job("alone").place
+    (place / "fit.py").write_text(ALONE)
+    (place / "marks").mkdir()
+    monkeypatch.setenv("STRATA_RUNS_DIR", str(place / "runs"))
+    with ray_nodes(num_cpus=2) as nodes:
+        nodes.have(1)
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)
+        command = [sys.executable, "fit.py"]
+        ended = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=480, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+    assert json.loads(ended.stdout.splitlines()[-1]) == {"counts": [-1.0], "lost": 0, "steps": 25}
+    events = [
+        json.loads(line) for path in (place / "runs").glob("*/events.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert [each["rank"] for each in events if each["what"] == "restarted"] == [1, 3]
+    assert {each["attempt"] for each in events} <= {-1, 0}
+    assert len(list((place / "marks").glob("process-0-*"))) == 1, "the other worker has kept its process"
 
 
 @pytest.mark.slow

@@ -6,18 +6,15 @@ one of the workers reaches over the network.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from leftovers import nothing_is_left
-from runs import SCRIPTS, Run, write_rows
+from runs import SCRIPTS, Run, fit_alone, trainer_results, write_rows
 from servers import CoordinatorProcess, Nursery, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -58,11 +55,7 @@ class Nodes:
         for run in self.runs:
             code, output = run.wait()
             assert code == 0, output
-        return results(self._place / "out")
-
-
-def results(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(out.glob("rank-*.json"))]
+        return trainer_results(self._place / "out")
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +65,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Any]:
-    return alone(tmp_path_factory.mktemp("undisturbed"), data)
-
-
-def alone(place: Path, data: Path, *arguments: str) -> dict[str, Any]:
-    """Return the results of the script alone, whose Trainer starts two workers on this machine."""
-    subprocess.run(
-        [sys.executable, SCRIPT, "--data", data, "--out", place / "out", *arguments],
-        cwd=place,
-        env={**os.environ, "STRATA_RUNS_DIR": str(place / "runs")},
-        check=True,
-        capture_output=True,
-    )
-    (found,) = results(place / "out")
+    found = fit_alone(tmp_path_factory.mktemp("undisturbed"), data)
     assert found["steps"] == 2 * EPOCH_STEPS
     return found
 
@@ -132,7 +113,7 @@ def test_a_node_that_dies_and_comes_back_changes_no_weight(nodes: Nodes, undistu
 def test_a_parameter_server_on_another_node_is_reached_over_the_network(
     nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, data: Path
 ) -> None:
-    expected = alone(tmp_path_factory.mktemp("alone"), data, "--servers", "1")
+    expected = fit_alone(tmp_path_factory.mktemp("alone"), data, "--servers", "1")
     a, b = nodes.start(servers=1)
     a.wait_for_step(0, EPOCH_STEPS // 2, rank=1)
     b.kill(0, 2)

@@ -35,10 +35,17 @@ def spec(**changed: Any) -> RunSpec:
     return RunSpec(**{**given, **changed})
 
 
-def worker_spec(rank: int, attempt: int = 0) -> WorkerSpec:
+def worker_spec(rank: int, attempt: int = 0, incarnation: int = 0) -> WorkerSpec:
     return WorkerSpec(
         identity=Identity(
-            run="job", attempt=attempt, rank=rank, world_size=2, local_rank=0, local_world_size=1, master_port=1
+            run="job",
+            attempt=attempt,
+            incarnation=incarnation,
+            rank=rank,
+            world_size=2,
+            local_rank=0,
+            local_world_size=1,
+            master_port=1,
         ),
         coordinator="c:1",
         checkpoints="/k",
@@ -345,7 +352,29 @@ def test_a_repeated_order_starts_no_worker_twice_and_a_late_kill_is_ignored(tmp_
             await actor.obey(encode(StartWorkers.of([worker_spec(1, attempt=1)])))
         await actor.obey(encode(KillWorkers(0, (1,))))
         await actor.obey(encode(KillWorkers(1, (1,))))
-        assert local.orders == [[1], [], ("kill", []), ("kill", [1])]
+        assert local.orders == [[1], ("kill", []), ("kill", [1])]
+
+    asyncio.run(scene())
+
+
+def test_a_worker_that_reports_that_it_may_be_is_restarted_alone_and_continues_its_log(tmp_path: Path) -> None:
+    async def scene() -> None:
+        local = FakeLocalNode()
+        directory = RunDirectory(tmp_path, spec())
+        actor = actor_with(local, directory, is_away=True)
+        await actor.obey(encode(StartWorkers.of([worker_spec(0)])))
+        directory.log_path(0, 0).write_bytes(b"first\n")
+        actor._exits.put_nowait(WorkerExit(0, -signal.SIGKILL, step=3, is_alone=True))
+        end = decode(await actor.news(0), News)
+        assert end.exit == WorkerExit(0, -signal.SIGKILL, step=3, is_alone=True)
+        assert end.logs == [LogPart(0, 0, b"first\n")]
+        for incarnation in (1, 1, 0):  # repeated, and late
+            await actor.obey(encode(StartWorkers.of([worker_spec(0, incarnation=incarnation)])))
+        assert local.orders == [[0], [0]]
+        with directory.log_path(0, 0).open("ab") as file:
+            file.write(b"second\n")
+        actor._exits.put_nowait(WorkerExit(0, 0))
+        assert decode(await actor.news(1), News).logs == [LogPart(0, 0, b"second\n")]
 
     asyncio.run(scene())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,12 +31,27 @@ class World:
         self.step, self.epoch, self.is_saved, self.reason, self.is_due = 7, 1, False, "", False
         self.did: list[str] = []
         self.checkpoints = SimpleNamespace(should_save=lambda _: self.is_due)
-        self.is_interrupted = False
+        self.is_interrupted, self.may_lose_ranks, self.is_begun = False, False, False
         self.history = SimpleNamespace(stop_reason="")
         self.parts = SimpleNamespace(loader=self, history=self.history)
         monkeypatch.setattr(stream.time, "sleep", self.clock.advance)
 
     def look(self, wish: Any) -> Look:
+        return self.find(wish)
+
+    def begin(self, find: Any) -> Look:
+        return find() if self.rank == 0 else Look(files=("of rank 0",))
+
+    @contextlib.contextmanager
+    def together(self, name: str, *, timeout_s: float) -> Iterator[None]:
+        self.did.append(f"meet for {name} within {timeout_s} s")
+        yield
+        self.did.append("part")
+
+    def will_end(self) -> None:
+        self.did.append("will end")
+
+    def find(self, wish: Any) -> Look:
         has_files = self.clock.monotonic_s() - self.began_s >= self.arrives
         wanted = wish(has_files) if self.rank == 0 else (self.wishes.pop(0) if self.wishes else "")
         return Look(wish=wanted) if wanted else Look(files=("a",) if has_files else ())
@@ -104,3 +121,30 @@ def test_ctrl_c_interrupts_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     world.is_interrupted = True
     with pytest.raises(KeyboardInterrupt):
         world.wait()
+
+
+def test_workers_that_restart_alone_meet_once_there_are_files_and_save_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, arrives=2.0)
+    world.may_lose_ranks = True
+    assert world.wait()
+    assert world.did == ["idle", "idle", "meet for pass 1 within inf s", "save", "part"]
+    other = World(monkeypatch, rank=1)
+    other.may_lose_ranks = True
+    assert other.wait()
+    assert other.did == ["meet for pass 1 within inf s", "save", "part"]
+
+
+def test_a_worker_that_was_restarted_within_a_pass_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, arrives=0.0)
+    world.may_lose_ranks = world.is_begun = True
+    assert world.wait()
+    assert world.did == []
+
+
+def test_once_workers_know_of_the_end_none_is_restarted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.may_lose_ranks = world.is_saved = True
+    assert not world.wait(idle_timeout_s=2.0)
+    assert world.did == ["idle", "idle", "meet for pass 1 within inf s", "will end", "part"]

@@ -131,6 +131,11 @@ class FileStream:
         self._reachable_s = self._clock.monotonic_s()
         """Time of the last listing that succeeded."""
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a current pass; if not, the stream waits for files."""
+        return bool(self._files)
+
     def look(self, wish: Callable[[bool], str]) -> Look:
         """Begin the next pass if there are new files. All ranks call it together and receive the same answer.
 
@@ -138,18 +143,24 @@ class FileStream:
             wish: Called on rank 0 with whether a file is new or has changed. What it returns, if anything, comes before
                 new files.
         """
+        return self.begin(lambda: self.find(wish))
+
+    def begin(self, find: Callable[[], Look]) -> Look:
+        """Begin the pass that `find` returns on rank 0, unless one has begun. All ranks call it together and receive
+        the same answer.
+        """
         if not self._files:
-            encoded = share(self._ranks, lambda: msgspec.json.encode(self._found(wish)))
+            encoded = share(self._ranks, lambda: msgspec.json.encode(find()))
             found = msgspec.json.decode(encoded, type=Look)
             self._finished.difference_update(found.gone)
             if not found.files:
                 return found
             self._files = found.files
-        if self._loader is None:
-            self._open()
+        self.opened()
         return Look(files=self._files)
 
-    def _found(self, wish: Callable[[bool], str]) -> Look:
+    def find(self, wish: Callable[[bool], str]) -> Look:
+        """List the directory and return the files of the next pass, or the wish. Rank 0 calls it."""
         began_s = self._clock.monotonic_s()
         try:
             listed = self._list_now()
@@ -169,13 +180,17 @@ class FileStream:
             pause_s=max(POLL_S, (self._reachable_s - began_s) / MAX_LISTING_SHARE),
         )
 
-    def _open(self) -> None:
-        self._loader = self._open_files([f"{self._path}/{name}" for name in self._files])
-        if self._restored is None:
-            self._loader.set_epoch(self._number)
-        else:
-            self._loader.load_state_dict(self._restored)
-            self._restored = None
+    def opened(self) -> Any:
+        """Return the loader of the current pass."""
+        assert self._files, "begin() begins a pass"
+        if self._loader is None:
+            self._loader = self._open_files([f"{self._path}/{name}" for name in self._files])
+            if self._restored is None:
+                self._loader.set_epoch(self._number)
+            else:
+                self._loader.load_state_dict(self._restored)
+                self._restored = None
+        return self._loader
 
     def __iter__(self) -> Iterator[Any]:
         assert self._loader is not None, "look() begins a pass"

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 _MASTER = {"MASTER_ADDR", "MASTER_PORT"}
 OURS = "strata"
 """Name of our own part of a checkpoint."""
-SAVING, AGREEING = "saving", "agreeing"
+SAVING, AGREEING, ENDING = "saving", "agreeing", "ending"
 """Reasons for which a rank cannot be restarted alone."""
 ASK_AGAIN_S = 60.0
 """Interval between two requests for a checkpoint, if the first had no result."""
@@ -230,13 +230,20 @@ class Context:
 
             self._meetings = Meetings(self)
 
+    def will_end(self) -> None:
+        """All workers go on to the end of the run, which one that is restarted alone would not know: all restart."""
+        self.alone.hold(ENDING)
+
     @contextlib.contextmanager
-    def together(self, name: str) -> Iterator[None]:
-        """Run the body on all workers together, with torch's process group. `name` is used once in an attempt."""
+    def together(self, name: str, *, timeout_s: float | None = None) -> Iterator[None]:
+        """Run the body on all workers together, with torch's process group. `name` is used once in an attempt.
+
+        `timeout_s`: time for the last worker to arrive; by default a few hours.
+        """
         if self._meetings is None:  # the group exists all the time
             yield
             return
-        with self._meetings.meet(name):
+        with self._meetings.meet(name, *([] if timeout_s is None else [timeout_s])):
             yield
 
     # -- data ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ ARRIVAL_TIMEOUT_S = 6 * 3600.0
 """Time for the slowest worker to arrive: workers of an asynchronous run may differ in speed."""
 CONNECT_S = 60.0
 """Time for rank 0 to open its store, also after it was restarted; the next try follows at once."""
-POLL_S = 0.05
+POLL_S, MAX_POLL_S = 0.05, 0.5
+"""Time between two looks at the store, which grows with the wait."""
 MEETING = "meeting"
 
 
@@ -38,23 +39,23 @@ class Meetings:
         self._own: Any = self._open(is_master=True) if ctx.rank == 0 and ctx.world_size > 1 else None
 
     @contextlib.contextmanager
-    def meet(self, name: str) -> Iterator[None]:
+    def meet(self, name: str, timeout_s: float = ARRIVAL_TIMEOUT_S) -> Iterator[None]:
         """Wait for all workers, and run the body with a process group. `name` is used once in an attempt.
 
         Raises:
-            StrataError: A worker does not arrive; the message names it.
+            StrataError: A worker does not arrive in time; the message names it.
         """
-        with self._present(name):
+        with self._present(name, timeout_s):
             yield
         self._ctx.alone.release(MEETING)  # after an error, it stays: all workers restart
 
     @contextlib.contextmanager
-    def _present(self, name: str) -> Iterator[None]:
+    def _present(self, name: str, timeout_s: float) -> Iterator[None]:
         if self._ctx.world_size == 1:
             self._ctx.alone.hold(MEETING)
             yield
             return
-        store = self._arrive(name)
+        store = self._arrive(name, timeout_s)
         own = distributed.PrefixStore(name, store)  # type: ignore[attr-defined]  # torch does not declare the export
         self._ctx.init_process_group(store=own, rank=self._ctx.rank, world_size=self._ctx.world_size)
         try:
@@ -62,9 +63,10 @@ class Meetings:
         finally:
             distributed.destroy_process_group()
 
-    def _arrive(self, name: str) -> Any:
+    def _arrive(self, name: str, timeout_s: float) -> Any:
         ctx = self._ctx
-        deadline_s = time.monotonic() + ARRIVAL_TIMEOUT_S
+        began_s = time.monotonic()
+        deadline_s = began_s + timeout_s
         store = self._own
         missing = list(range(ctx.world_size))
         ctx.membership.report("IDLE")  # waiting for a slow worker is not a hang
@@ -83,9 +85,9 @@ class Meetings:
             if time.monotonic() > deadline_s:
                 raise StrataError(
                     f"worker {', '.join(map(str, missing))} has not arrived for {name!r} within "
-                    f"{ARRIVAL_TIMEOUT_S:g} s; its log shows why"
+                    f"{timeout_s:g} s; its log shows why"
                 )
-            time.sleep(POLL_S)
+            time.sleep(min(max(POLL_S, (time.monotonic() - began_s) / 100), MAX_POLL_S))
 
     def _open(self, *, is_master: bool) -> Any:
         identity = self._ctx.identity

@@ -73,6 +73,8 @@ class Loop:
                     if self.is_cut:  # a later fit continues in the middle of the epoch, so its row must not be saved
                         self._save_last()
                     self.end_epoch(epoch, seconds)
+                    if self.is_cut or history.stop_reason:
+                        self.ctx.will_end()
                 self.end_if_interrupted()
             if self.is_cut or history.stop_reason:
                 break
@@ -90,7 +92,12 @@ class Loop:
             return
         pauses = Pauses(self.ctx, config.train.idle_timeout_s)
         for epoch in self.ctx.epochs(sys.maxsize):
-            if self.is_cut or not pauses.wait_for_files(self):
+            is_restarted = self.ctx.identity.incarnation > 0 and self.parts.loader.is_begun
+            if self.is_cut and not is_restarted:
+                self.ctx.will_end()
+                return
+            # The files of a pass that is complete may have been deleted.
+            if self.parts.history.num_epochs <= epoch and not pauses.wait_for_files(self):
                 return
             yield epoch
 
@@ -143,6 +150,7 @@ class Loop:
     def save(self) -> None:
         """Save the last step, between two of them. All ranks call it together."""
         self.ctx.checkpoint(self.state, **self._save_options()).wait()
+        self.ctx.release_alone()
 
     def end_if_interrupted(self) -> None:
         if self.is_interrupted:

@@ -132,7 +132,8 @@ class Parts:
         if not num_steps:
             return
         self.loader.set_epoch(epoch)
-        skip_steps(self.loader, num_steps, accumulate=self.settings.accumulate)
+        passed = self.loader.opened() if self.config.is_stream else self.loader
+        skip_steps(passed, num_steps, accumulate=self.settings.accumulate)
         for _ in range(num_steps if self._scheduler is not None and self.settings.scheduler_every == "step" else 0):
             self._scheduler.step()
 

@@ -1,18 +1,24 @@
 """What the workers of a stream do between two passes, while there are no new files: wait, save, stop or end.
 
 A rank that waits makes no steps, so what `maybe_checkpoint` does after a step is done here: rank 0 decides, and all
-ranks learn it together with the files that it has found.
+ranks learn it together with the files that it has found. Workers that can be restarted alone meet only for that: rank
+0 lists the directory by itself, and the others wait for it at the meeting. There they save the names of the files, so
+that a worker that is restarted within the pass finds them.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Literal
 
 from strata.clock import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from strata.clock import Clock
+    from strata.data.stream import Look
     from strata.train.context import Context
     from strata.trainer.loop import Loop
 
@@ -35,10 +41,13 @@ class Pauses:
             KeyboardInterrupt: Ctrl-C in a run of one process; everything is saved.
         """
         ctx, began_s = self._ctx, self._clock.monotonic_s()
+
+        def wish(is_active: bool) -> str:
+            return self._wish(loop, 0.0 if is_active else self._clock.monotonic_s() - began_s)
+
         while True:
-            found = loop.parts.loader.look(
-                lambda is_active: self._wish(loop, 0.0 if is_active else self._clock.monotonic_s() - began_s)
-            )
+            meets = ctx.may_lose_ranks and not loop.parts.loader.is_begun
+            found = self._met(loop, wish) if meets else loop.parts.loader.look(wish)
             if found.files:
                 return True
             kind, _, reason = found.wish.partition(" ")
@@ -52,6 +61,23 @@ class Pauses:
                 ctx.stop(reason)
             ctx.idle()
             time.sleep(found.pause_s)
+
+    def _met(self, loop: Loop, wish: Callable[[bool], str]) -> Look:
+        """Return what rank 0 has found, once that is files or a wish, on workers that can be restarted alone."""
+        ctx, loader = self._ctx, loop.parts.loader
+        found: Look | None = None
+        while ctx.rank == 0 and (found is None or not (found.files or found.wish)):
+            if found is not None:
+                ctx.idle()
+                time.sleep(found.pause_s)
+            found = loader.find(wish)
+        with ctx.together(f"pass {ctx.epoch}", timeout_s=math.inf):
+            shared: Look = loader.begin(lambda: found)
+            if shared.files:
+                loop.save()
+            else:
+                ctx.will_end()
+        return shared
 
     def _wish(self, loop: Loop, idle_s: float) -> str:
         """Return what all ranks do next, and why; nothing if they begin a pass or wait."""

@@ -277,7 +277,7 @@ class Trainer:
             data = sources.resolve_stream(data, data_options, idle_timeout_s=idle_timeout_s)
         elif idle_timeout_s is not None:
             raise InvalidArgument("idle_timeout_s= is for streams; add stream=True, or leave it out", field="stream")
-        engine = self._engine(is_stream=stream)
+        engine = self._engine()
         with Scratch(SCRATCH) as scratch, engine.prepared():
             train = data if stream else self._resolve(data, scratch)
             config = FitConfig(
@@ -460,7 +460,7 @@ class Trainer:
     def _resolve(self, data: Any, scratch: Scratch) -> Any:
         return sources.resolve(data, has_features=self.features is not None, scratch=scratch.path)
 
-    def _engine(self, *, has_servers: bool = True, is_stream: bool = False) -> Engine:
+    def _engine(self, *, has_servers: bool = True) -> Engine:
         return engines.choose(
             workers=self.workers,
             engine=self.engine,
@@ -469,8 +469,7 @@ class Trainer:
             logs=self.logs,
             servers=num_servers(self.strategy) if has_servers else 0,
             is_apart=has_servers and torch_rec_of(self.strategy) is not None,
-            # The workers of a stream agree on the files of every pass, so one that dies restarts all of them.
-            is_asynchronous=has_servers and is_asynchronous(self.strategy) and not is_stream,
+            is_asynchronous=has_servers and is_asynchronous(self.strategy),
         )
 
     def _run(self, engine: Engine, job: Callable[..., Any], config: FitConfig, saving: engines.Saving) -> Any:

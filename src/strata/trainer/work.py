@@ -70,7 +70,7 @@ def fit(session: Session, trainer: Trainer, config: FitConfig) -> Result:
             with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)), _known_to(trainer, ctx):
                 loop.run()
             with ctx.together("end"):
-                ctx.alone.hold("done")
+                ctx.will_end()
                 with session.on_interrupt(lambda: setattr(loop, "is_interrupted", True)):
                     loop.end()
                 ctx.checkpoints.wait()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from strata import Trainer
-from strata.train import AllReduce, ParameterServer
+from strata.train import AllReduce, Hybrid, ParameterServer
 from strata.trainer.history import TIMINGS
 
 parser = argparse.ArgumentParser()
@@ -22,8 +22,12 @@ parser.add_argument("--data", required=True)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--step-s", type=float, default=0.0, help="sleep before each step")
 parser.add_argument("--servers", type=int, default=0, help="parameter servers")
+parser.add_argument("--hybrid", action="store_true", help="keep only an embedding on the servers")
 parser.add_argument("--until", type=Path, help="sleep no more once this file exists")
 arguments = parser.parse_args()
+
+NUM_ROWS = 900
+"""Of the data; a row's id is its number."""
 
 print("pid", os.getpid(), flush=True)
 torch.set_num_threads(1)
@@ -39,6 +43,15 @@ class Network(nn.Module):
         return self.layers(torch.stack([a, b, c], 1).float()).squeeze(1)
 
 
+class Embedded(Network):
+    def __init__(self):
+        super().__init__()
+        self.row = nn.Embedding(NUM_ROWS, 4)
+
+    def forward(self, id, a, b, c):  # noqa: A002 - the column's name
+        return super().forward(a, b, c) + self.row(id).sum(1)
+
+
 class Observed(Trainer):
     num_calls = 0
 
@@ -50,8 +63,13 @@ class Observed(Trainer):
         return super().training_step(module, batch)
 
 
-strategy = ParameterServer(servers=arguments.servers) if arguments.servers else AllReduce()
-trainer = Observed(Network(), nn.MSELoss(), torch.optim.Adam, ["mae"], strategy=strategy, workers=2, logs="none")
+strategy = AllReduce()
+if arguments.hybrid:
+    strategy = Hybrid(sparse=ParameterServer(servers=arguments.servers, staleness=0, tables="row"))
+elif arguments.servers:
+    strategy = ParameterServer(servers=arguments.servers)
+module = Embedded() if arguments.hybrid else Network()
+trainer = Observed(module, nn.MSELoss(), torch.optim.Adam, ["mae"], strategy=strategy, workers=2, logs="none")
 result = trainer.fit(arguments.data, label="y", valid=arguments.data, epochs=2, batch_size=16, every=5)
 found = {
     "steps": result.steps,

@@ -116,7 +116,10 @@ class NodeActor:
         self._is_away = False
         self._attempts: dict[int, int] = {}
         """Last attempt of each rank that was started."""
+        self._incarnations: dict[int, int] = {}
+        """Last incarnation of each rank in that attempt: above 0 if it was restarted alone."""
         self._logs: dict[tuple[int, int], LogReader] = {}
+        """By attempt and rank, of the workers that were started last: one that is restarted alone continues its log."""
         self._exits: asyncio.Queue[WorkerExit | NodeLost] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
         self._reporting = asyncio.Lock()
@@ -179,12 +182,19 @@ class NodeActor:
         """Start workers. One that cannot be started ends with the reason."""
         assert self._node is not None
         assert self._directory is not None
-        attempt = order.attempt
-        new = [worker for worker in order.workers() if self._attempts.get(worker.identity.rank) != attempt]
+        attempt, incarnation = order.attempt, order.worker.identity.incarnation
+        started = {rank: (self._attempts[rank], self._incarnations[rank]) for rank in self._attempts}
+        new = [each for each in order.workers() if started.get(each.identity.rank, (-1, 0)) < (attempt, incarnation)]
+        if not new:
+            return
         ranks = [worker.identity.rank for worker in new]
         self._attempts |= dict.fromkeys(ranks, attempt)
+        self._incarnations |= dict.fromkeys(ranks, incarnation)
         if self._is_away:
-            self._logs |= {(attempt, rank): LogReader(self._directory.log_path(attempt, rank)) for rank in ranks}
+            self._logs = {
+                (attempt, rank): self._logs.get((attempt, rank)) or LogReader(self._directory.log_path(attempt, rank))
+                for rank in ranks
+            }
         self._node.devices = order.variables
         try:
             await self._node.launch(new)
@@ -226,19 +236,16 @@ class NodeActor:
                     if isinstance(event, NodeLost):
                         self._exits.put_nowait(event)  # raise it again, in case the answer is lost on its way
                         raise event
-                    end = WorkerExit(event.rank, event.code, event.last_words, step=event.step)
-                    return News(exit=end, logs=self._read_logs(event.rank))
+                    return News(exit=replace(event, log_end=()), logs=self._read_logs())
             if logs := self._read_logs():
                 return News(logs=logs)
         return News()
 
-    def _read_logs(self, ended: int | None = None) -> list[LogPart]:
+    def _read_logs(self) -> list[LogPart]:
         parts = []
-        for (attempt, rank), reader in list(self._logs.items()):
+        for (attempt, rank), reader in self._logs.items():
             if data := b"".join(reader.blocks()):
                 parts.append(LogPart(attempt, rank, _newest(data)))
-            if rank == ended:
-                del self._logs[attempt, rank]
         return parts
 
 
