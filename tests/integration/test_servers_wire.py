@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
-from strata.servers.client import MAX_UNACKED, ServersClient
+from strata.servers.client import ServersClient
 from strata.servers.clocks import Push
+from strata.servers.connection import MAX_UNACKED
 from strata.servers.copies import fetch
 from strata.servers.placement import Placement
 from strata.servers.server import Server

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from strata.coordinator.state.server_figures import total
 from strata.errors import StrataError, Unauthenticated
-from strata.servers.client import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, NotAnswered, ServersClient
+from strata.servers.client import ServersClient
+from strata.servers.connection import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, NotAnswered
 from strata.servers.copies import COPIES
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
 from strata.servers.process import server_names

@@ -18,8 +18,8 @@ import numpy as np
 
 from strata.errors import StrataError
 from strata.scratch import Scratch
-from strata.servers.client import NUM_PULLS
 from strata.servers.cold_file import ColdFiles
+from strata.servers.connection import NUM_PULLS
 from strata.servers.copies import COPIES, fetch
 from strata.servers.endpoint import TOPIC, Endpoint, Security, address_towards, node_of
 from strata.servers.meter import Meter
