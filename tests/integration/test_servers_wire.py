@@ -269,7 +269,7 @@ def test_a_server_that_returns_gets_what_it_has_not_acknowledged_and_counts_what
     assert (kept.state.step, found.state.step) == (10, 10)
     expected = ServerState(PLAIN, num_workers=1, staleness=None)
     expected.join(Fence(0, 0, 1))
-    owned = Placement.first(names)
+    owned = Placement.of(len(names))
     for clock, step in enumerate((8, 9, 10), start=1):
         own = {
             name: Push(push.keys[of], push.gradients[of])

@@ -47,23 +47,25 @@ class ServersClient:
         num_pulls: int = NUM_PULLS,
         is_half: bool = False,
         is_patient: bool = False,
+        saved: tuple[int, int] = (0, 0),
     ) -> None:
         """Connect to all servers and join.
 
         Args:
-            addresses: By the name of the server, like `tokens` and TLS `contexts`.
+            addresses: By the name of the server, in the order of their numbers, like `tokens` and TLS `contexts`.
             widths: By table.
             slab_bytes: Shared memory for each server on this machine; 0 for none.
             num_pulls: Pulls that may be in shared memory at a time.
             is_half: Send rows and gradients in half precision to servers on other machines.
             is_patient: Keep the pushes that a lost server has not acknowledged, for `reconnect`.
+            saved: The last checkpoint in which this worker took part; see `protocol.Push`.
 
         Raises:
             ConnectionLost: A server does not answer; the message names it.
             StrataError: A server refuses this worker.
         """
         self._widths = dict(widths)
-        self._placement = Placement.first(list(addresses))
+        self._placement = Placement.of(len(addresses))
         self._links: list[Link] = []
         try:
             for name, address in addresses.items():
@@ -80,7 +82,7 @@ class ServersClient:
                 link.is_patient = is_patient
                 self._links.append(link)
             self._fence = fence
-            joins = [link.ask(protocol.Join(0, *fence)) for link in self._links]
+            joins = [link.ask(protocol.Join(0, *fence, saved=saved)) for link in self._links]
             self.clock = min(join.result()[0].clock for join in joins)
             for link in self._links:
                 link.acked = self.clock
@@ -162,7 +164,7 @@ class ServersClient:
             pushed.append(push.done)
         return _all_of(pushed)
 
-    def notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> Future[None]:
+    def notify(self, kind: Literal["save", "resize", "end", "done"], step: int, payload: bytes = b"") -> Future[None]:
         """Let the servers take part in what all workers do now."""
         buffers = [np.frombuffer(payload, np.uint8)]
         return _all_of([link.ask(protocol.Note(0, kind, step), buffers) for link in self._links])
