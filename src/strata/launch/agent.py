@@ -384,6 +384,7 @@ class Agent:
                 case StartWorker(of_attempt, rank, incarnation):
                     await self._nodes.restart(of_attempt, rank, incarnation)
                 case AddServers(of_attempt, ranks, num_before, layout):
+                    self._observed.watch.expect(ranks, now_s=self._now_s())
                     await self._nodes.add_servers(of_attempt, ranks, num_before=num_before, layout=layout)
                 case MoveRows(num_servers, layout):
                     await self._ask_to_move(num_servers, layout)

@@ -95,6 +95,8 @@ class Server:
         """The last checkpoint: its step, and its number among those of this step."""
         self._held: list[_Held] = []
         self._num_joined = 0
+        self._connections: dict[int, BulkConnection] = {}
+        """The connection over which each worker has joined last."""
         self._replies: list[_Reply] = []
         """Answers that the state has given, and that are not sent yet."""
         self.num_pulls = 0
@@ -204,7 +206,9 @@ class Server:
                 with self._lock:
                     self._num_joined -= 1
                     self._held = [each for each in self._held if each.connection is not connection]
-                    self.state.leave(fence)
+                    if self._connections.get(fence.rank) is connection:  # otherwise the worker has joined anew
+                        del self._connections[fence.rank]
+                        self.state.leave(fence)
 
     def _fetched(self, connection: BulkConnection, request: protocol.Fetch, fetching: _Fetching) -> _Reply:
         """Return the next rows of a table, as many as fit into a message."""
@@ -249,6 +253,7 @@ class Server:
             clock = self.state.join(joined, request.clock)
             self._saved = max(self._saved, request.saved)
             self._num_joined += fence is None
+            self._connections[joined.rank] = connection
             fence = joined
             answer = protocol.Answer(request.id, clock, self.state.num_lost - before)
             self._replies.append(_Reply(connection, answer, []))
