@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.errors import StrataError
-from strata.servers import client as client_module
+from strata.servers import connection
 from strata.servers.client import ServersClient
 from strata.servers.clocks import Push
 from strata.servers.endpoint import Endpoint, Security
@@ -108,7 +108,7 @@ def worker(lifeline: Lifeline, *, rank: int, endpoints: dict[str, str], stall_s:
     lifeline.send(step=step)
     while (order := lifeline.receive()) is not None:
         error, wait_s = "", order["wait_s"]
-        client_module.SLOW_S = order["slow_s"]
+        connection.SLOW_S = order["slow_s"]
         try:
             while step < order["until"]:
                 keys = keys_of(rank, step)

@@ -121,6 +121,9 @@ def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_p
     for attempt, num_workers in enumerate((2, 1, 3)):
         run.wait_for_step(attempt, int(run.wait_for(attempt, 0, r"restored (\d+)")[1]) + 4)
         run.ask(Scale(num_workers))
+    refused = run.command("scale", run.name, "--servers", "2")
+    assert refused.returncode == 2
+    assert "the run has no parameter servers" in refused.stderr
     (tmp_path / "hurry").touch()
     refused = run.command("scale", run.name, "4")
     assert refused.returncode == 2

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
-from strata.servers.client import MAX_UNACKED, ServersClient
+from strata.servers.client import ServersClient
 from strata.servers.clocks import Push
-from strata.servers.copies import fetch
+from strata.servers.connection import MAX_UNACKED
+from strata.servers.copies import fetch, opened
 from strata.servers.placement import Placement
 from strata.servers.server import Server
 from strata.servers.state import Fence, ServerState
@@ -225,6 +226,61 @@ def test_a_replaced_worker_is_refused_and_the_new_one_continues_at_its_clock(tmp
     cluster.close()
 
 
+def test_a_worker_that_joins_anew_keeps_its_pulls_when_its_first_connection_ends(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=2, staleness=0)
+    first, other = cluster.client(0), cluster.client(1)
+    second = cluster.client(0)
+    wanted = keys_of(0)
+    second.push(1, {}).result(DEADLINE_S)
+    pulled = second.pull(1, wanted)  # waits for the other worker
+    first.close()
+    until(lambda: cluster.servers[0].num_joined == 2)
+
+    other.push(1, {}).result(DEADLINE_S)
+
+    assert len(pulled.rows(DEADLINE_S)["users"]) == len(wanted["users"])
+    second.close()
+    other.close()
+    cluster.close()
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_new_owner_copies_its_rows_while_training_continues_and_then_what_has_changed(
+    tmp_path: Path, removed: bool
+) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=0)
+    source, client = cluster.servers[0], cluster.client()
+    train(client, 0, 3)
+    new = ServerState(SPECS, num_workers=1, staleness=0)
+    num_copied = []
+
+    def is_new(keys: Any) -> Any:
+        return Placement.of(2).owners_of(keys) == 1
+
+    with opened(source.addresses[0], SPECS, token=TOKEN, server=1, num_servers=2) as connection:
+        for step in (0, 5):
+            pieces = list(connection.pieces(step))
+            num_copied.append(sum(len(each.rows.keys) for each in pieces))
+            for piece in pieces:
+                if piece.is_first and piece.is_whole:
+                    new.keep_only(lambda keys: np.zeros(len(keys), np.bool_), piece.table)
+                new.receive(piece.table, piece.rows, piece.about)
+            if not step:
+                train(client, 0, 5)
+                if removed:
+                    users = source.state.tables["users"]
+                    users.remove(users.rows(keep=is_new).keys[:5])
+    client.close()
+
+    for name, table in source.state.tables.items():
+        expected, found = table.rows(keep=is_new), new.tables[name].rows()
+        assert [each.tobytes() for each in found] == [each.tobytes() for each in expected]
+        assert new.tables[name].num_updates == table.num_updates == 5
+    total = sum(map(len, new.tables.values()))
+    assert num_copied[1] < total or removed
+    cluster.close()
+
+
 def test_a_reader_may_not_train(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
     with pytest.raises(Unauthenticated, match="requires the role worker; this token has reader"):
@@ -289,7 +345,7 @@ def test_a_server_that_returns_gets_what_it_has_not_acknowledged_and_counts_what
     assert (kept.state.step, found.state.step) == (10, 10)
     expected = ServerState(PLAIN, num_workers=1, staleness=None)
     expected.join(Fence(0, 0, 1))
-    owned = Placement.first(names)
+    owned = Placement.of(len(names))
     for clock, step in enumerate((8, 9, 10), start=1):
         own = {
             name: Push(push.keys[of], push.gradients[of])

@@ -21,10 +21,10 @@ class Agent:
     def stop(self, reason: str, *, is_now: bool = False) -> None:
         self.asked.append(("stop", reason, is_now))
 
-    def scale(self, workers: int) -> None:
-        if workers > 8:
+    def scale(self, workers: int | None, servers: int | None = None) -> None:
+        if workers is not None and workers > 8:
             raise ConfigError(f"{workers} workers are not within 1:8")
-        self.asked.append(("scale", workers))
+        self.asked.append(("scale", workers, servers))
 
 
 def with_agent(path: Path, ask: Callable[[], None]) -> Agent:
@@ -46,11 +46,13 @@ def test_an_agent_does_what_it_is_asked(tmp_path: Path) -> None:
         control.ask(str(path), control.Stop())
         control.ask(str(path), control.Stop(is_now=True))
         control.ask(str(path), control.Scale(3))
+        control.ask(str(path), control.Scale(servers=2))
 
     assert with_agent(path, ask).asked == [
         ("stop", "strata stop", False),
         ("stop", "strata stop", True),
-        ("scale", 3),
+        ("scale", 3, None),
+        ("scale", None, 2),
     ]
 
 
@@ -90,7 +92,7 @@ def test_garbage_is_no_request(tmp_path: Path, line: bytes) -> None:
                 pass
         control.ask(str(path), control.Scale(2))
 
-    assert with_agent(path, ask).asked == [("scale", 2)]
+    assert with_agent(path, ask).asked == [("scale", 2, None)]
 
 
 def test_without_an_agent_the_cure_is_named(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ WORKER_SPEC = WorkerSpec(
     coordinator="unix:/run/strata.sock",
     checkpoints="s3://bucket/brave",
     max_restarts=5,
+    num_servers=3,
+    layout=2,
+    servers_before=1,
 )
 
 

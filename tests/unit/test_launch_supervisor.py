@@ -18,8 +18,10 @@ from strata.launch.supervisor import (
     LONGEST_PAUSE_S,
     MAX_ALIKE,
     Action,
+    AddServers,
     AskToStop,
     Finish,
+    MoveRows,
     Note,
     Phase,
     StartAttempt,
@@ -283,6 +285,83 @@ def test_scaling_lets_workers_save_and_restarts_with_another_number() -> None:
         found += run.exited(WorkerExit(rank, STOPPED), now_s=1.0)
     assert orders_of(found) == [StartAttempt(1, 2)]
     assert run.num_restarts == 0
+
+
+def with_servers(num_workers: int, num_servers: int) -> Supervisor:
+    """Return a run that trains."""
+    size = Size(num_workers, num_workers).plus(num_servers)
+    run = Supervisor(size, 3, grace_s=30.0, num_servers=num_servers)
+    run.begin(now_s=0.0)
+    run.advanced(1)
+    return run
+
+
+def test_servers_are_added_to_a_running_attempt_and_the_workers_stay() -> None:
+    run = with_servers(2, 1)
+
+    assert orders_of(run.scale(servers=3, now_s=1.0)) == [AddServers(0, (3, 4), 1, 1)]
+    assert (run.world_size, run.running, run.size) == (5, {0, 1, 2, 3, 4}, Size(5, 5))
+    with pytest.raises(ConfigError, match="rows are still moving to 3 servers"):
+        run.scale(servers=2, now_s=1.0)
+    assert run.resized(70) == [Note("scaling", "2 workers and 3 servers; 70 rows have moved", attempt=0)]
+    run.advanced(9)
+    assert fail(run) == [StartAttempt(1, 5)]
+
+
+def test_servers_that_are_removed_exit_without_ending_the_attempt() -> None:
+    run = with_servers(2, 3)
+
+    assert orders_of(run.scale(servers=1, now_s=1.0)) == [MoveRows(1, 1)]
+    assert run.exited(WorkerExit(4, 0), now_s=2.0) == []
+    run.resized(70)
+    assert run.exited(WorkerExit(3, 0), now_s=2.0) == []
+    assert (run.phase, run.running, run.world_size) == (Phase.RUNNING, {0, 1, 2}, 3)
+    assert [order for rank in range(3) for order in run.exited(WorkerExit(rank, 0), now_s=3.0)] == [
+        Finish("done", "2 workers are done")
+    ]
+
+
+def test_an_attempt_that_fails_while_rows_move_restarts_with_the_old_number_of_servers() -> None:
+    run = with_servers(2, 1)
+    run.scale(servers=2, now_s=1.0)
+
+    first = run.exited(WorkerExit(3, KILLED, is_alone=True), now_s=1.0)
+    assert orders_of(first) == [KillWorkers(0, (0, 1, 2))]
+    found = [order for rank in range(3) for order in run.exited(WorkerExit(rank, KILLED), now_s=1.0)]
+
+    assert Note("scaling", "rows have not moved to 2 parameter servers; continuing with 1", attempt=0) in found
+    assert orders_of(found) == [StartAttempt(1, 3)]
+    assert (run.num_servers, run.size, run.wanted, run.resizing) == (1, Size(3, 3), 3, None)
+
+
+def test_another_number_of_workers_and_servers_is_a_restart_with_both() -> None:
+    run = Supervisor(Size(2, 5), 3, grace_s=30.0, num_servers=1)
+    run.begin(now_s=0.0)
+    run.advanced(1)
+
+    assert orders_of(run.scale(2, 3, now_s=1.0)) == [AskToStop("scaling to 2 workers and 3 servers")]
+    found = [order for rank in range(5) for order in run.exited(WorkerExit(rank, STOPPED), now_s=2.0)]
+    assert orders_of(found) == [StartAttempt(1, 5)]
+    assert (run.num_servers, run.size) == (3, Size(4, 7))
+
+
+def test_the_number_of_workers_does_not_count_servers() -> None:
+    run = Supervisor(Size(2, 5), 3, grace_s=30.0, num_servers=1)
+    run.begin(now_s=0.0)
+    with pytest.raises(ConfigError, match="5 workers are outside of 1:4"):
+        run.scale(5, now_s=0.0)
+
+    found = run.scale(3, now_s=1.0)
+    assert Note("scaling", "from 4 to 3 workers and 1 server; saving a checkpoint first", attempt=0) in found
+
+
+@pytest.mark.parametrize(
+    ("num_servers", "servers", "reason"),
+    [(0, 2, "the run has no parameter servers"), (1, 0, "servers=0 is less than 1")],
+)
+def test_a_number_of_servers_that_cannot_be_is_refused(num_servers: int, servers: int, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        with_servers(2, num_servers).scale(servers=servers, now_s=1.0)
 
 
 def test_scaling_back_before_the_workers_have_saved_restarts_too() -> None:

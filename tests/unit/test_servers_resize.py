@@ -14,7 +14,6 @@ from test_servers_state import SPECS, SimulatedWorker, rows_of, train
 
 from strata.servers.clocks import Push
 from strata.servers.placement import Placement
-from strata.servers.process import server_names
 from strata.servers.state import Fence, ServerState
 from strata.servers.table.optimizers import SGD
 from strata.servers.table.snapshot import Snapshot
@@ -47,6 +46,14 @@ class Saved(NamedTuple):
     rows: dict[int, Row]
 
 
+class Copied(NamedTuple):
+    """New servers that have copied their rows while training continues, and when."""
+
+    new: list[ServerState]
+    moments: dict[tuple[int, int], Any]
+    """By the numbers of the server that gives rows and of the one that gets them."""
+
+
 class ServersMachine(RuleBasedStateMachine):
     """Some servers and the rows that they should have."""
 
@@ -58,10 +65,11 @@ class ServersMachine(RuleBasedStateMachine):
         self.rows: dict[int, Row] = {}
         self.step = 0
         self.saved: Saved | None = None
+        self.copied: Copied | None = None
 
     @initialize(number=numbers_of_servers)
     def start(self, number: int) -> None:
-        self.placement = Placement.first(server_names(number))
+        self.placement = Placement.of(number)
         self.servers = [self.new_server() for _ in range(number)]
 
     def new_server(self) -> ServerState:
@@ -120,20 +128,56 @@ class ServersMachine(RuleBasedStateMachine):
         """Go back to the last save, on another number of servers."""
         if self.saved is not None:
             self.step, self.rows = self.saved.step, dict(self.saved.rows)
-            self.load(Placement.first(server_names(number)), self.saved.snapshots)
+            self.load(Placement.of(number), self.saved.snapshots)
+
+    @rule(number=numbers_of_servers)
+    def copy_ahead(self, number: int) -> None:
+        """Start more servers, which copy their rows while training continues."""
+        if number > len(self.servers):
+            new = [self.new_server() for _ in range(number - len(self.servers))]
+            self.copied = Copied(new, {})
+            self.copy(number, new, self.copied.moments)
+
+    @rule()
+    def resize_to_copies(self) -> None:
+        """Let the servers that have copied rows take part."""
+        if self.copied is not None:
+            self.move(len(self.servers) + len(self.copied.new))
 
     @rule(number=numbers_of_servers)
     def resize(self, number: int) -> None:
-        """Continue on another number of servers; only rows whose bucket moves change their server."""
-        before = self.placement
-        snapshots = [copy_of(server.tables[TABLE].snapshot()).tree() for server in self.servers]
-        self.load(before.changed(server_names(number)), snapshots)
-        if number >= len(before.servers):
-            moved = before.owners != self.placement.owners
-            assert set(self.placement.owners[moved].tolist()) <= set(range(len(before.servers), number))
+        """Continue on another number of servers without copying ahead."""
+        self.copied = None
+        self.move(number)
+
+    def move(self, number: int) -> None:
+        new, moments = self.copied or Copied([self.new_server() for _ in range(number - len(self.servers))], {})
+        before, after = self.placement, Placement.of(number)
+        owners = before.owners_of(keys_of(self.rows))
+        self.copy(number, [*self.servers, *new][:number], moments)
+        self.servers, self.placement, self.copied = [*self.servers, *new][:number], after, None
+        for own, server in enumerate(self.servers):
+            server.keep_only(lambda keys, own=own: after.owners_of(keys) == own)
+            server.begin(self.step)
+        is_moved = owners != after.owners_of(keys_of(self.rows))
+        fewest = min(number, len(before.servers))
+        assert (np.maximum(owners, after.owners_of(keys_of(self.rows)))[is_moved] >= fewest).all()
+
+    def copy(self, number: int, receivers: list[ServerState], moments: dict[tuple[int, int], Any]) -> None:
+        """Give rows to those that own them among `number` servers; `receivers` are the last of these."""
+        before, after = self.placement, Placement.of(number)
+        for own, receiver in enumerate(receivers, start=number - len(receivers)):
+            for source in before.moved_to(after, own).tolist():
+                frozen = self.servers[source].frozen(
+                    lambda keys, own=own: after.owners_of(keys) == own, moments.get((source, own), {})
+                )
+                moments[source, own] = frozen.moments
+                if TABLE in frozen.whole:
+                    receiver.keep_only(lambda keys, source=source: before.owners_of(keys) != source, TABLE)
+                receiver.receive(TABLE, frozen.rows[TABLE], frozen.about[TABLE])
 
     def load(self, placement: Placement, snapshots: list[dict[str, Any]]) -> None:
-        self.placement = placement
+        self.placement, self.copied = placement, None
         self.servers = [self.new_server() for _ in placement.servers]
         for number, server in enumerate(self.servers):
             for tree in snapshots:
@@ -161,7 +205,7 @@ def test_servers_that_are_saved_restored_and_resized_hold_what_a_dictionary_hold
 
 def resized(servers: dict[str, ServerState], number: int, *, num_workers: int, step: int) -> dict[str, ServerState]:
     """Return new servers with the rows of these, through snapshots."""
-    placement = Placement.first(server_names(number))
+    placement = Placement.of(number)
     made = {}
     for own, name in enumerate(placement.servers):
         made[name] = ServerState(SPECS, num_workers=num_workers, staleness=0, start=step)
@@ -189,6 +233,15 @@ def test_synchronous_training_has_the_same_bits_while_the_number_of_servers_chan
                     worker.act()
 
     assert rows_of(servers) == train(1, num_workers, 0, [], len(numbers))
+
+
+@given(numbers_of_servers, numbers_of_servers)
+def test_only_buckets_of_servers_that_come_or_go_move_and_the_others_stay_balanced(before: int, after: int) -> None:
+    fewest = min(before, after)
+    one, other = Placement.of(before).owners, Placement.of(after).owners
+
+    assert (np.maximum(one, other)[one != other] >= fewest).all()
+    assert np.bincount(other).max() <= 1.05 * len(other) / after + 1
 
 
 @pytest.mark.parametrize("number", [1, 3])

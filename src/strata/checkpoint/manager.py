@@ -18,6 +18,8 @@ from concurrent.futures import wait as wait_for
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import msgspec
+
 from strata.checkpoint import arguments, policy, retention
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata, links_in, of_manifest
 from strata.checkpoint.format import layout, shards, tree
@@ -322,6 +324,17 @@ class CheckpointManager:
         failed, self._failed = self._failed, None
         if failed is not None and failed.error is not None and not failed.was_reported:
             raise failed.error
+
+    def regroup(self, size: int) -> None:
+        """Save with another number of ranks from now on; the rank of this process stays. Call it between the same two
+        saves on all ranks, while none is in progress.
+
+        Raises:
+            ConfigError: This rank would not be among them, or it saves alone.
+        """
+        if self._ranks is None or self._ranks.size == 1:
+            raise ConfigError(f"size={size}: a process that saves alone has no group to change", field="size")
+        self._ranks = msgspec.structs.replace(self._ranks, size=size)
 
     @property
     def _is_alone(self) -> bool:

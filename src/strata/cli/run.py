@@ -216,17 +216,34 @@ def stop(
 
 def scale(
     name: RunName,
-    workers: Annotated[int, typer.Argument(help="New number of workers, within the --workers range of the run.")],
+    workers: Annotated[
+        int | None,
+        typer.Argument(
+            help="New number of workers, without parameter servers, within the --workers range of the run.",
+            show_default=False,
+        ),
+    ] = None,
+    servers: Annotated[
+        int | None, typer.Option(metavar="N", help="New number of parameter servers.", show_default=False)
+    ] = None,
 ) -> None:
-    """Change the number of workers of a running job.
+    """Change the number of workers or parameter servers of a running job.
 
-    The run saves a checkpoint and continues with the new number of workers.
+    For another number of workers, the run saves a checkpoint and restarts with it.
+    If only the number of servers changes, rows move between servers while the
+    workers continue.
     """
     from strata.launch import control  # noqa: PLC0415
 
+    if workers is None and servers is None:
+        raise typer.BadParameter("give a number of workers, --servers N, or both")
     directory, address = _alive(name)
-    control.ask(address, control.Scale(workers))
-    echo(f"{directory.name} continues with {counted(workers, 'worker')} after a checkpoint")
+    control.ask(address, control.Scale(workers, servers))
+    if workers is None:
+        echo(f"{directory.name} moves rows to {counted(servers or 0, 'parameter server')} and continues")
+    else:
+        beside = "" if servers is None else f" and {counted(servers, 'parameter server')}"
+        echo(f"{directory.name} continues with {counted(workers, 'worker')}{beside} after a checkpoint")
 
 
 def _alive(name: str) -> tuple[RunDirectory, str]:

@@ -16,7 +16,7 @@ import msgspec
 
 from strata.clock import Clock, SystemClock
 from strata.coordinator.state import server_figures
-from strata.errors import StrataError
+from strata.errors import ConfigError, StrataError
 from strata.identity import Identity, process_name
 from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, WorkerSpec
 from strata.launch.nodes.base import RoomChanged
@@ -24,7 +24,17 @@ from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import RunView, WorkerView, describe_checkpoint
-from strata.launch.supervisor import AskToStop, Finish, Note, Phase, StartAttempt, StartWorker, Supervisor
+from strata.launch.supervisor import (
+    AddServers,
+    AskToStop,
+    Finish,
+    MoveRows,
+    Note,
+    Phase,
+    StartAttempt,
+    StartWorker,
+    Supervisor,
+)
 from strata.launch.watchdog import StepWatch
 from strata.printing import counted
 
@@ -53,6 +63,8 @@ LEAST_LOOK_S = 0.05
 """Shortest interval between two looks, however many notices come."""
 MAX_DIGITS = 6
 """Most digits of a world size in a checkpoint's metadata."""
+ASK_AGAIN_S = 60.0
+"""Interval between two requests to move rows, if the first had no result."""
 CHECKPOINT_TIMEOUT_S = 2.0
 """Longest wait for a coordinator to return the last checkpoint; it may be down."""
 STATES = {
@@ -76,6 +88,8 @@ class _Observed:
     """Kinds of worker events that are in the timeline."""
     num_lost: dict[tuple[int, int], int] = field(default_factory=dict)
     """Lost updates of each process that are in the timeline, by rank and incarnation at the coordinator."""
+    asked_to_move_s: float = float("-inf")
+    """When the workers were last asked to agree on a step after which rows move."""
 
 
 class Agent:
@@ -101,7 +115,8 @@ class Agent:
             spec.grace_s,
             spec.min_wait_s,
             room=nodes.room,
-            num_servers=spec.num_servers,
+            num_servers=spec.scaled_servers or spec.num_servers,
+            scaled_servers=spec.scaled_servers,
             attempt=last_attempt,
             step=last_step,
         )
@@ -149,12 +164,33 @@ class Agent:
     def stop(self, reason: str, *, is_now: bool = False) -> None:
         self._spawn(self._act(self.supervisor.stop(reason, now_s=self._now_s(), is_now=is_now)))
 
-    def scale(self, workers: int) -> None:
+    def scale(self, workers: int | None, servers: int | None = None) -> None:
         """
         Raises:
-            ConfigError: The number is outside the allowed range, or a loader's state is per rank.
+            ConfigError: A number is outside the allowed range, a loader's state is per rank, or the number of servers
+                of this run cannot change while it trains.
         """
-        self._spawn(self._act(self.supervisor.scale(workers, now_s=self._now_s())))
+        if servers is not None:
+            self._check_servers(servers)
+        actions = self.supervisor.scale(workers, servers, now_s=self._now_s())
+        if servers is not None and self.supervisor.resizing is None:  # otherwise once rows have moved
+            self._keep_servers()
+        self._spawn(self._act(actions))
+
+    def _check_servers(self, servers: int) -> None:
+        problem = ""
+        if self._spec.engine == "ray":
+            problem = "on Ray"
+        elif self._spec.num_nodes > 1:
+            problem = "on several machines"
+        elif any(worker.metrics.get(METRICS.has_copies) for worker in self._observed.workers.values()):
+            problem = "with replicas=1"
+        if problem:
+            raise ConfigError(
+                f"the number of parameter servers of a run {problem} cannot change while it trains; stop it with "
+                f"`strata stop {self._spec.name}`, and resume it with servers={servers} in its strategy",
+                field="servers",
+            )
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -225,7 +261,8 @@ class Agent:
         next one.
         """
         needed = self._checkpoint.metadata.get(NEEDED_WORLD_SIZE, "") if self._checkpoint is not None else ""
-        self.supervisor.only = int(needed) if needed.isdecimal() and len(needed) <= MAX_DIGITS else 0
+        is_number = needed.isdecimal() and len(needed) <= MAX_DIGITS
+        self.supervisor.only = int(needed) + self.supervisor.num_servers if is_number else 0
         if any(worker.metrics.get(METRICS.per_rank) for worker in self._observed.workers.values()):
             self.supervisor.only = self.supervisor.world_size
 
@@ -234,21 +271,77 @@ class Agent:
 
     async def _update(self, workers: Sequence[WorkerInfo]) -> None:
         by_rank = {_rank_of(worker): worker for worker in workers}
+        if self.supervisor.resizing is None:  # a server that was removed may still be about to leave
+            by_rank = {rank: worker for rank, worker in by_rank.items() if rank < self.supervisor.world_size}
         self._observed.workers |= by_rank
         self._set_only()
         if workers:
             self.supervisor.joined()
         for rank, worker in by_rank.items():
             server = server_figures.number_of(worker.metrics)
-            if server is not None:  # the servers are the last ranks
+            if server is not None and self.supervisor.resizing is None:  # the servers are the last ranks
                 self.supervisor.num_servers = self.supervisor.world_size - (rank - server)
             if worker.state == "TRAINING":
                 self.supervisor.advanced(worker.step, rank)
         self._note_worker_events()
         self._note_lost_updates(by_rank)
+        await self._follow_move()
         hung = self._observed.watch.look(by_rank, self.supervisor.running, now_s=self._now_s())
         if hung is not None:
             await self._act(self.supervisor.hung(hung.ranks, hung.silent_s))
+
+    async def _follow_move(self) -> None:
+        """Ask the workers to move rows once all new servers are ready; notice when all ranks use the new servers."""
+        supervisor, workers = self.supervisor, self._observed.workers
+        resizing = supervisor.resizing
+        if resizing is None or supervisor.phase is not Phase.RUNNING:
+            return
+        layouts = {rank: worker.metrics.get(METRICS.layout, 0.0) for rank, worker in workers.items()}
+        if all(layouts.get(rank) == supervisor.layout for rank in range(supervisor.world_size)):
+            for rank in [rank for rank in workers if rank >= supervisor.world_size]:
+                del workers[rank]
+            self._nodes.resized(supervisor.world_size, supervisor.num_servers, supervisor.layout)
+            self._keep_servers()
+            self._observed.asked_to_move_s = float("-inf")
+            num_rows = sum(int(each.metrics.get(METRICS.moved_rows, 0)) for each in workers.values())
+            await self._act(supervisor.resized(num_rows))
+            return
+        new = range(resizing.first_new, supervisor.world_size)
+        is_ready = all(layouts.get(rank, 0.0) > supervisor.layout - 1 for rank in new)
+        if is_ready and self._now_s() - self._observed.asked_to_move_s >= ASK_AGAIN_S:
+            await self._ask_to_move(supervisor.num_servers, supervisor.layout)
+
+    def _keep_servers(self) -> None:
+        """Let `strata resume` start with the number of servers that there are now."""
+        supervisor = self.supervisor
+        spec = msgspec.structs.replace(
+            self._directory.spec,
+            workers=supervisor.size,
+            num_servers=supervisor.num_servers,
+            scaled_servers=supervisor.num_servers,
+        )
+        try:
+            self._directory.write_next_spec(spec)
+        except ConfigError as error:
+            self._note("scaling", f"a resumed run will start with the old number of parameter servers: {error}")
+
+    async def _ask_to_move(self, num_servers: int, layout: int) -> None:
+        """Let the ranks that train and serve now agree on a step after which rows move."""
+        supervisor = self.supervisor
+        assert supervisor.resizing is not None
+        num_workers = supervisor.world_size - num_servers
+        present = num_workers + supervisor.resizing.num_before
+        self._observed.asked_to_move_s = self._now_s()
+        try:
+            await self._client.send_command(
+                "REBALANCE",
+                job_id=self._spec.name,
+                worker_ids=[Identity(rank=rank, world_size=present).worker_id for rank in range(present)],
+                reason=f"scaling to {counted(num_servers, 'parameter server')}",
+                args={"attempt": str(supervisor.attempt), "servers": str(num_servers), "layout": str(layout)},
+            )
+        except StrataError:  # a rank is gone, and the attempt ends; or the coordinator restarts
+            self._observed.asked_to_move_s = float("-inf")
 
     def _note_worker_events(self) -> None:
         """Add rank 0's events to the timeline, at the times of its own clock."""
@@ -282,7 +375,7 @@ class Agent:
         attempt = self.supervisor.attempt
         for action in actions:
             if attempt != self.supervisor.attempt and isinstance(
-                action, (StartWorker, AskToStop, KillWorkers, DumpStacks)
+                action, (StartWorker, AddServers, MoveRows, AskToStop, KillWorkers, DumpStacks)
             ):
                 continue  # dumping stacks takes a while: this was meant for workers that have ended since
             match action:
@@ -290,6 +383,11 @@ class Agent:
                     await self._start(attempt, world_size)
                 case StartWorker(of_attempt, rank, incarnation):
                     await self._nodes.restart(of_attempt, rank, incarnation)
+                case AddServers(of_attempt, ranks, num_before, layout):
+                    self._observed.watch.expect(ranks, now_s=self._now_s())
+                    await self._nodes.add_servers(of_attempt, ranks, num_before=num_before, layout=layout)
+                case MoveRows(num_servers, layout):
+                    await self._ask_to_move(num_servers, layout)
                 case AskToStop(reason):
                     self._spawn(self._ask_to_stop(reason))
                 case KillWorkers(of_attempt, ranks):
@@ -316,8 +414,9 @@ class Agent:
                 coordinator=self._coordinator,
                 checkpoints=self._spec.checkpoints,
                 max_restarts=self._spec.max_restarts,
+                num_servers=self.supervisor.scaled_servers,
             ),
-            num_servers=self._spec.num_servers,
+            num_servers=self.supervisor.scaled_servers or self._spec.num_servers,
         )
         if self.supervisor.phase is Phase.STOPPING and self.supervisor.attempt == attempt:
             await self._ask_to_stop(self._stop_reason)  # requested before any worker could receive it

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from strata.errors import BarrierBroken, CheckpointAborted, StaleGeneration, StaleIncarnation, UnknownWorker
+from strata.errors import (
+    BarrierBroken,
+    CheckpointAborted,
+    InvalidArgument,
+    StaleGeneration,
+    StaleIncarnation,
+    UnknownWorker,
+)
 from strata.launch.environment import NEEDED_WORLD_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from strata.checkpoint.catalog import CheckpointMetadata
@@ -19,6 +27,35 @@ if TYPE_CHECKING:
 
 MAX_METADATA_BYTES = 16 << 10
 """Larger metadata stays in the manifest only; the coordinator keeps many checkpoints in memory."""
+
+
+def meet(worker: Worker, name: str, *, step: int, members: Sequence[str], timeout_s: float) -> None:
+    """Wait at a barrier for these members, or for all members of the generation if none are named.
+
+    With names, workers that are not among them may join and leave meanwhile, as parameter servers do.
+
+    Raises:
+        BarrierBroken: A member is gone or did not arrive; the message names it.
+        StaleGeneration, StaleIncarnation, UnknownWorker: The membership has changed.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        left_s = max(deadline_s - time.monotonic(), 0.1)
+        try:
+            worker.barrier(name, step=step, members=members, timeout_s=left_s)
+        except BarrierBroken as error:
+            if not members or error.missing or time.monotonic() >= deadline_s:
+                raise
+        except StaleGeneration:
+            if not members or time.monotonic() >= deadline_s:
+                raise
+        except InvalidArgument as error:
+            if error.field != "members":
+                raise
+            raise BarrierBroken(f"barrier {name!r}: a member is gone: {error.message}") from error
+        else:
+            return
+        worker.refresh()
 
 
 class CoordinatorCommit:
@@ -29,8 +66,10 @@ class CoordinatorCommit:
     The job's workers and the checkpoint's ranks are the same processes. Calls are safe from any thread.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, members: Callable[[], Sequence[str]] = tuple) -> None:
+        """`members`: returns the names of the ranks of a checkpoint; none if all workers of the job are."""
         self._worker = worker
+        self._members = members
         self._lock = threading.Lock()
         self._last: tuple[str, int] = ("", 0)
         """Id of the last checkpoint, and this process's rank in it."""
@@ -49,14 +88,15 @@ class CoordinatorCommit:
                 self._worker.refresh()  # a rank was restarted alone
         except (StaleIncarnation, UnknownWorker) as error:
             raise CheckpointAborted(f"checkpoint {id}: the membership has changed: {error}") from error
-        if self._worker.world_size != size:
+        members = self._members()
+        if (len(members) or self._worker.world_size) != size:
             raise CheckpointAborted(
                 f"checkpoint {id} has {size} ranks, but generation {self._worker.generation} of job "
                 f"{self._worker.job_id!r} has {self._worker.world_size} workers; call refresh() after every change, "
                 "and register each rank as one worker"
             )
         try:
-            self._worker.barrier(f"checkpoint/{id}", step=step, timeout_s=timeout_s)
+            meet(self._worker, f"checkpoint/{id}", step=step, members=members, timeout_s=timeout_s)
         except BarrierBroken as error:
             raise CheckpointAborted(f"checkpoint {id}: {error}", missing=error.missing) from error
         except (StaleGeneration, StaleIncarnation, UnknownWorker) as error:
@@ -71,6 +111,8 @@ class CoordinatorCommit:
         with self._lock:
             last, rank = self._last
         is_first = rank == 0 or last != metadata.id
+        if self._members() and self._worker.generation != self._worker.latest_generation:
+            self._worker.refresh()  # a parameter server has joined or left
         self._worker.notify_checkpoint(
             metadata.id,
             step=metadata.step,

@@ -32,7 +32,9 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="do", forbid_unkno
 
 
 class Scale(msgspec.Struct, frozen=True, tag="scale", tag_field="do", forbid_unknown_fields=True):
-    workers: int
+    workers: int | None = None
+    """Without the parameter servers; None: as many as before."""
+    servers: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +49,7 @@ class Controlled(Protocol):
 
     def stop(self, reason: str, *, is_now: bool = False) -> None: ...
 
-    def scale(self, workers: int) -> None: ...
+    def scale(self, workers: int | None, servers: int | None = None) -> None: ...
 
 
 @contextlib.asynccontextmanager
@@ -73,8 +75,8 @@ def _carry_out(agent: Controlled, line: bytes) -> Answer:
         match msgspec.json.decode(line, type=Request):
             case Stop(is_now):
                 agent.stop("strata stop", is_now=is_now)
-            case Scale(workers):
-                agent.scale(workers)
+            case Scale(workers, servers):
+                agent.scale(workers, servers)
     except (msgspec.DecodeError, StrataError) as error:
         return Answer(str(error))
     return Answer()

@@ -42,6 +42,12 @@ LAST_STEP = "STRATA_LAST_STEP"
 ALONE = "STRATA_ALONE"
 """Path of the file in which a worker declares whether it may be restarted without the others, as one byte."""
 MAY_RESTART_ALONE = b"1"
+SERVERS = "STRATA_SERVERS"
+"""Number of parameter servers, if `strata scale` has changed it; otherwise the strategy of the Trainer decides."""
+LAYOUT = "STRATA_LAYOUT"
+"""How often the number of servers has changed in this attempt."""
+SERVERS_BEFORE = "STRATA_SERVERS_BEFORE"
+"""Number of servers before this process, a server, joined a running attempt; 0 if it was started with the others."""
 _MAX_DIGITS = 20
 _COORDINATOR = "STRATA_COORDINATOR"
 _CHECKPOINTS = "STRATA_CHECKPOINTS"
@@ -72,6 +78,13 @@ class METRICS:
     """Above 0 if a loader's state is per rank, so that only the same world size can resume from a checkpoint."""
     lost_updates = "strata/lost_updates"
     """Updates of workers that a parameter server has lost, because it was restarted from the last checkpoint."""
+    layout = "strata/layout"
+    """How often the number of servers has changed in this attempt, as this process knows; half a number more while a
+    server that joins is ready for the next change."""
+    moved_rows = "strata/moved_rows"
+    """Rows that a parameter server got from others in the last change of their number."""
+    has_copies = "strata/has_copies"
+    """Above 0 on a parameter server that keeps a copy of another one's rows, so that their number cannot change."""
 
     @staticmethod
     def is_ours(name: str) -> bool:
@@ -88,6 +101,12 @@ class WorkerSpec:
     checkpoints: str
     """Directory or URL."""
     max_restarts: int = 0
+    num_servers: int = 0
+    """Parameter servers, if `strata scale` has changed their number; 0: the script decides."""
+    layout: int = 0
+    """How often the number of servers has changed in this attempt."""
+    servers_before: int = 0
+    """The number of servers that this one joins while the run trains; 0: it starts with all others."""
 
 
 def worker_environment(spec: WorkerSpec) -> dict[str, str]:
@@ -114,6 +133,9 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
         INCARNATION: str(identity.incarnation),
         _COORDINATOR: spec.coordinator,
         _CHECKPOINTS: spec.checkpoints,
+        SERVERS: str(spec.num_servers),
+        LAYOUT: str(spec.layout),
+        SERVERS_BEFORE: str(spec.servers_before),
     }
 
 
@@ -136,6 +158,9 @@ def read_environment(variables: Mapping[str, str]) -> WorkerSpec | None:
         coordinator=variables[_COORDINATOR],
         checkpoints=variables[_CHECKPOINTS],
         max_restarts=int(variables[_MAX_RESTARTS]),
+        num_servers=_count(variables, SERVERS),
+        layout=_count(variables, LAYOUT),
+        servers_before=_count(variables, SERVERS_BEFORE),
     )
 
 
@@ -178,6 +203,13 @@ def _require_number(variables: Mapping[str, str], name: str) -> None:
     text = _require(variables, name)
     if not text.isdecimal():
         raise ConfigError(f"{name}={text!r} is not a number; leave it as `strata run` set it", field=name)
+
+
+def _count(variables: Mapping[str, str], name: str) -> int:
+    """Return a number that an agent of an earlier version does not set."""
+    if name in variables:
+        _require_number(variables, name)
+    return int(variables.get(name, "0"))
 
 
 def storage_options_in(variables: Mapping[str, str]) -> dict[str, str]:

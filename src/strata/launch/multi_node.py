@@ -111,17 +111,17 @@ class NodeAgent:
         else:
             self._stopped = Finish("stopped", reason)
 
-    def scale(self, workers: int) -> None:
+    def scale(self, workers: int | None, servers: int | None = None) -> None:
         """
         Raises:
             ConfigError: The number is outside the allowed range, or this node does not lead.
         """
         if self._role is None:
             raise ConfigError(
-                f"this node is just joining or leaving the run; ask for {workers} workers again in a moment",
+                f"this node is just joining or leaving the run; ask for {_asked(workers, servers)} again in a moment",
                 field="workers",
             )
-        self._role.scale(workers)
+        self._role.scale(workers, servers)
 
     def _check_timeouts(self, group: AgentGroup) -> None:
         """Check that a lost machine is noticed before its workers count as hung."""
@@ -340,8 +340,10 @@ class Follower:
             self._note("stopping", f"{reason}: saving a checkpoint, then the run continues without this node")
             self._outbox.send(self._leader.id, NodeLeaving(reason))
 
-    def scale(self, workers: int) -> None:
-        raise ConfigError(f"node {self._leader.name} leads this run; ask for {workers} workers there", field="workers")
+    def scale(self, workers: int | None, servers: int | None = None) -> None:
+        raise ConfigError(
+            f"node {self._leader.name} leads this run; ask for {_asked(workers, servers)} there", field="workers"
+        )
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -420,3 +422,9 @@ class Follower:
         # A message holds 64 KiB; of many workers that fail together, the first logs suffice.
         reported = [event if n < MAX_LOG_ENDS else replace(event, log_end=()) for n, event in enumerate(exits)]
         self._outbox.send(self._leader.id, WorkersExited(self.last_attempt, tuple(reported)))
+
+
+def _asked(workers: int | None, servers: int | None) -> str:
+    """Return `3 workers`, `2 servers` or both."""
+    asked = {"workers": workers, "servers": servers}
+    return " and ".join(f"{number} {name}" for name, number in asked.items() if number is not None)

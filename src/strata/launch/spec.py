@@ -56,8 +56,8 @@ class Size(msgspec.Struct, frozen=True):
             ) from None
 
     def plus(self, number: int) -> Size:
-        """Return the size with more processes."""
-        return Size(self.at_least + number, self.at_most + number)
+        """Return the size with more processes, or with fewer."""
+        return Size(max(self.at_least + number, 1), max(self.at_most + number, 1))
 
     @property
     def is_elastic(self) -> bool:
@@ -80,6 +80,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Processes, with the parameter servers."""
     num_servers: int = 0
     """How many of them are parameter servers, if that is known before they start."""
+    scaled_servers: int = 0
+    """Parameter servers after `strata scale --servers`, instead of those that the script asks for; 0: not scaled."""
     directory: str
     """Working directory of the script."""
     checkpoints: str

@@ -68,6 +68,24 @@ class StartWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class AddServers:
+    """Start more parameter servers in this attempt. The others keep running."""
+
+    attempt: int
+    ranks: tuple[int, ...]
+    num_before: int
+    layout: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRows:
+    """Let the workers agree on a step after which rows move to another number of parameter servers."""
+
+    num_servers: int
+    layout: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskToStop:
     """Let the workers agree on a step, save there and exit."""
 
@@ -99,7 +117,7 @@ class Finish:
         return 0 if self.outcome == "done" else 1
 
 
-Action = StartAttempt | StartWorker | AskToStop | KillWorkers | DumpStacks | Note | Finish
+Action = StartAttempt | StartWorker | AddServers | MoveRows | AskToStop | KillWorkers | DumpStacks | Note | Finish
 
 
 class Phase(enum.Enum):
@@ -126,6 +144,16 @@ class _Failure:
     """Last step that was reported, which may lie a little before the failure. None: no step was reported."""
 
 
+@dataclass(frozen=True, slots=True)
+class Resizing:
+    """A change of the number of parameter servers that is not complete."""
+
+    num_before: int
+    num_servers: int
+    first_new: int
+    """The first of the new ranks, if servers are added."""
+
+
 @dataclass(slots=True)
 class Supervisor:
     size: Size
@@ -142,6 +170,11 @@ class Supervisor:
     """World size of this attempt."""
     num_servers: int = 0
     """Parameter servers among the last ranks, as far as known."""
+    scaled_servers: int = 0
+    """The number of servers that was asked for, instead of the script's; 0: none was."""
+    layout: int = 0
+    """How often the number of servers has changed in this attempt."""
+    resizing: Resizing | None = None
     wanted: int = 0
     """Number of workers wanted for the next attempt."""
     running: set[int] = field(default_factory=set)
@@ -265,22 +298,96 @@ class Supervisor:
             return self._kill_all(f"{reason}: killing the workers")
         return self._ask(self._note("stopping", f"{reason}: saving a checkpoint first"), reason, now_s)
 
-    def scale(self, workers: int, *, now_s: float) -> list[Action]:
-        """Restart with another number of workers after the next step.
+    def scale(self, workers: int | None = None, servers: int | None = None, *, now_s: float) -> list[Action]:
+        """Restart with another number of workers after the next step, or move rows to another number of parameter
+        servers while the workers continue.
+
+        Args:
+            workers: Without the servers; None keeps their number.
 
         Raises:
-            ConfigError: The number is outside the allowed range, or no other number can resume.
+            ConfigError: A number is outside the allowed range, no other number can resume, or the number of servers
+                cannot change now.
         """
-        if self.only and workers != self.only:
-            raise ConfigError(not_divisible(workers, self.only), field="workers")
-        if not self.size.allows(workers):
+        if servers is not None:
+            self._check_servers(servers)
+        num_servers = self.num_servers if servers is None else servers
+        if workers is not None:
+            self._check_workers(workers)
+        num_workers = self._workers(self.wanted) if workers is None else workers
+        if num_servers != self.num_servers and num_workers == self._workers(self.world_size):
+            return self._resize(num_servers)
+        self._set_servers(num_servers)
+        self.wanted = num_workers + num_servers
+        return self._fit("", now_s)
+
+    def _check_workers(self, workers: int) -> None:
+        if self.only and workers != self._workers(self.only):
+            raise ConfigError(not_divisible(workers, self._workers(self.only)), field="workers")
+        if not self.size.allows(workers + self.num_servers):
             raise ConfigError(
-                f"{workers} workers are outside of {self.size}, the range that the run was started with; resume it "
-                f"with --workers set to a range that includes {workers}",
+                f"{workers} workers are outside of {self.size.plus(-self.num_servers)}, the range that the run was "
+                f"started with; resume it with --workers set to a range that includes {workers + self.num_servers}",
                 field="workers",
             )
-        self.wanted = workers
-        return self._fit("", now_s)
+
+    def _check_servers(self, servers: int) -> None:
+        problem = ""
+        if servers < 1:
+            problem = f"servers={servers} is less than 1"
+        elif not self.num_servers:
+            problem = "the run has no parameter servers, or has not made its first step yet; see `strata status`"
+        elif self.resizing is not None:
+            problem = f"rows are still moving to {counted(self.num_servers, 'server')}; try again when they have"
+        elif self.phase is not Phase.RUNNING or self._attempt_step is None or self._away:
+            problem = "the run does not train at the moment; try again after its next step"
+        if problem:
+            raise ConfigError(problem, field="servers")
+
+    def _resize(self, servers: int) -> list[Action]:
+        before, first_new = self.num_servers, self.world_size
+        num_added = servers - before
+        self.layout += 1
+        self.resizing = Resizing(before, servers, first_new)
+        self._set_servers(servers)
+        self.wanted += num_added
+        self.world_size += num_added
+        text = f"from {before} to {counted(servers, 'parameter server')}; training continues"
+        if num_added < 0:
+            return [self._note("scaling", text), MoveRows(servers, self.layout)]
+        new = tuple(range(first_new, self.world_size))
+        self.running |= set(new)
+        return [self._note("scaling", text), AddServers(self.attempt, new, before, self.layout)]
+
+    def _set_servers(self, servers: int) -> None:
+        """Change the number of servers; that of the workers stays within the same range."""
+        num_added = servers - self.num_servers
+        self.size = self.size.plus(num_added)
+        self.only += num_added if self.only else 0
+        self.num_servers = servers
+        if num_added:
+            self.scaled_servers = servers
+
+    def resized(self, num_rows: int) -> list[Action]:
+        """All ranks use the new number of servers, to which as many rows have moved."""
+        self.resizing = None
+        crew = process_counts(self.world_size, self.num_servers)
+        return [self._note("scaling", f"{crew}; {counted(num_rows, 'row has', 'rows have')} moved")]
+
+    def _end_resizing(self) -> list[Action]:
+        """Return to the old number of servers, because the attempt has ended before all ranks used the new one."""
+        if self.resizing is None:
+            return []
+        before, servers = self.resizing.num_before, self.resizing.num_servers
+        self.resizing = None
+        self._set_servers(before)
+        self.wanted += before - servers
+        text = f"rows have not moved to {counted(servers, 'parameter server')}; continuing with {before}"
+        return [self._note("scaling", text)]
+
+    def _workers(self, processes: int) -> int:
+        """Return how many of as many processes train."""
+        return max(processes - self.num_servers, 0)
 
     def room_changed(self, room: int, why: str, *, now_s: float, must_move: bool = False) -> list[Action]:
         """Nodes have joined or left. Workers of a lost node have exited before; `must_move`: workers are on a node
@@ -303,14 +410,15 @@ class Supervisor:
         if self.phase is Phase.SHORT:
             return self._finish("failed", f"{self._shortage()}, and no more became available in {self.min_wait_s:g} s")
         if self.phase is Phase.STOPPING and self.running:
-            late = f"{len(self.running)} of {self.world_size} workers did not stop within {self.grace_s:g} s"
+            kind = "processes" if self.num_servers else "workers"
+            late = f"{len(self.running)} of {self.world_size} {kind} did not stop within {self.grace_s:g} s"
             return self._kill_all(f"{late}: killing them")
         return []
 
     def _may_restart_alone(self, event: WorkerExit, now_s: float) -> bool:
         """Whether this failure leaves the other workers as they are, and the run can afford another restart."""
         is_own = event.is_failure and event.is_alone and not event.is_echo and event.rank not in self._doomed
-        if not is_own or self.phase is not Phase.RUNNING:
+        if not is_own or self.phase is not Phase.RUNNING or self.resizing is not None:
             return False
         return not self._refusal([*self._history, self._failure_of(event)], event, now_s)
 
@@ -377,23 +485,25 @@ class Supervisor:
             return self._kill_all(f"{f'{why}: ' if why else ''}{self._cannot_save}; killing the workers")
         how = self._shortage()
         if target >= self._minimum:
-            workers = counted(target, "worker")
+            crew = process_counts(target, self.num_servers)
             is_same = target == self.world_size
-            how = f"moving {workers} to other nodes" if is_same else f"from {self.world_size} to {workers}"
+            how = f"moving {crew} to other nodes" if is_same else f"from {self._workers(self.world_size)} to {crew}"
         note = self._note("scaling", f"{f'{why}: ' if why else ''}{how}; saving a checkpoint first")
-        return self._ask(note, why or f"scaling to {counted(target, 'worker')}", now_s)
+        return self._ask(note, why or f"scaling to {process_counts(target, self.num_servers)}", now_s)
 
     def _start(self, now_s: float) -> list[Action]:
         self.running, self._exits, self._hung = set(), {}, {}
         self._ended, self._signalled, self._doomed = set(), set(), set()
         self._incarnations, self._away, self._num_idle_alone, self._stepped = {}, {}, {}, set()
         self.cause, self._attempt_step, self._is_scaling = None, None, False
+        notes, self.layout = self._end_resizing(), 0
         self._has_context, self._began_s = False, now_s
         world_size = min(self._target, self.room)
         if world_size < self._minimum:
             self.phase = Phase.SHORT
             self._deadline_s = now_s + self.min_wait_s
-            return [self._note("waiting", f"{self._shortage()}; waiting up to {self.min_wait_s:g} s for more")]
+            text = f"{self._shortage()}; waiting up to {self.min_wait_s:g} s for more"
+            return [*notes, self._note("waiting", text)]
         self.attempt += 1
         self.world_size = world_size
         self.phase = Phase.RUNNING
@@ -401,12 +511,12 @@ class Supervisor:
         self._deadline_s = float("inf")
         fewer = ""
         if self.only and world_size != self.wanted:
-            fewer = f", not {self.wanted}: {PER_RANK}"
+            fewer = f", not {self._workers(self.wanted)}: {PER_RANK}"
         elif world_size < self.wanted:
-            fewer = f", not {self.wanted}: no more can be placed"
+            fewer = f", not {self._workers(self.wanted)}: no more can be placed"
         crew = process_counts(world_size, self.num_servers)
         note = self._note("started", f"attempt {self.attempt} with {crew}{fewer}")
-        return [note, StartAttempt(self.attempt, world_size)]
+        return [*notes, note, StartAttempt(self.attempt, world_size)]
 
     @property
     def _target(self) -> int:
@@ -418,7 +528,8 @@ class Supervisor:
 
     def _shortage(self) -> str:
         why = f" ({PER_RANK})" if self.only else ""
-        return f"only {self.room} of at least {self._minimum} workers can be placed{why}"
+        room, minimum = self._workers(self.room), self._workers(self._minimum)
+        return f"only {room} of at least {minimum} workers can be placed{why}"
 
     def _note(self, what: NoteKind, text: str, *, rank: int | None = None) -> Note:
         return Note(what, text, self.attempt, rank)

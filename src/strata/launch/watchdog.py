@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from strata.coordinator.state.views import WorkerInfo
 
@@ -45,6 +45,12 @@ class StepWatch:
     _trained: set[int] = field(default_factory=set)
     """Ranks that have made a step."""
     _silent: set[int] = field(default_factory=set)
+
+    def expect(self, ranks: Iterable[int], *, now_s: float) -> None:
+        """These ranks are started now, later than the others."""
+        for rank in ranks:
+            self._since[rank] = (0, now_s)
+            self._trained.discard(rank)
 
     def look(self, members: Mapping[int, WorkerInfo], running: Collection[int], *, now_s: float) -> Hung | None:
         """Return the hung ranks, if any. `members`: the members of the job, by rank; `running`: ranks whose processes

@@ -10,12 +10,16 @@ import logging
 import time
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from strata.coordinator.state.server_figures import total
 from strata.errors import StrataError, Unauthenticated
-from strata.servers.client import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, NotAnswered, ServersClient
+from strata.servers.client import ServersClient
+from strata.servers.connection import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, NotAnswered
 from strata.servers.copies import COPIES
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
-from strata.servers.process import server_names
+from strata.servers.move import MOVE_TIMEOUT_S, MOVED, RESIZE, Layout
+from strata.servers.placement import server_names
 from strata.servers.protocol import MAX_TABLES
 from strata.servers.state import Fence
 from strata.transport.bulk import ConnectionLost
@@ -47,11 +51,19 @@ class AskedRows:
     """Rows that are on their way from the servers of all parts."""
 
     def __init__(
-        self, pulled: Sequence[Pulled], again: Callable[[ConnectionLost], Sequence[Pulled]] | None = None
+        self,
+        pulled: Sequence[Pulled],
+        again: Callable[[ConnectionLost], Sequence[Pulled]] | None = None,
+        renew: Callable[[], Sequence[Pulled] | None] = lambda: None,
     ) -> None:
-        """`again`: asks once more after a server was lost, or raises."""
+        """
+        Args:
+            again: Asks once more after a server was lost, or raises.
+            renew: Asks once more if rows have moved to other servers since; otherwise returns None.
+        """
         self._pulled = pulled
         self._again = again
+        self._renew = renew
 
     def rows(self) -> dict[str, Rows]:
         """Wait for the rows; return them by table. Call it once.
@@ -59,6 +71,7 @@ class AskedRows:
         Raises:
             StrataError: A server is lost, does not answer, or refuses the pull; the message names it.
         """
+        self._pulled = self._renew() or self._pulled
         while True:
             found: dict[str, Rows] = {}
             try:
@@ -89,6 +102,8 @@ class WorkerLink:
         """The last checkpoint: its step, and its number among those of this step."""
         self._pushed: list[Future[None]] = []
         """Pushes that may not be applied yet."""
+        self._layout = ctx.layout
+        """How often the number of servers has changed."""
         self.num_lost = 0
         """Pushes of this worker that a restarted server has lost."""
 
@@ -109,7 +124,10 @@ class WorkerLink:
         self._connect()
         self._recover()
         self._check_pushed()
-        clock = self._clock + steps_ahead
+        clock, layout = self._clock + steps_ahead, self._layout
+
+        def renew() -> list[Pulled] | None:
+            return None if layout == self._layout else self._asked(wanted, clock)
 
         def again(error: ConnectionLost) -> list[Pulled]:
             if isinstance(error, NotAnswered):
@@ -117,7 +135,7 @@ class WorkerLink:
             self._recover()  # nothing to do if an earlier request has joined the server again
             return self._asked(wanted, clock)
 
-        return AskedRows(self._asked(wanted, clock), again)
+        return AskedRows(self._asked(wanted, clock), again, renew)
 
     def _asked(self, wanted: Mapping[str, Keys], clock: int) -> list[Pulled]:
         pulled = []
@@ -167,6 +185,28 @@ class WorkerLink:
             self.wait()
         self._saved = (step, self._saved[1] + 1 if step == self._saved[0] else 1)
         self._notify("save", step)
+
+    def resizing(self, step: int, num_servers: int, layout: int) -> None:
+        """Rows move to another number of servers after this step; return when all of them have their rows.
+
+        Raises:
+            StrataError: A server is lost, or has not copied its rows in time; the message names it.
+        """
+        self._connect()
+        self.wait()
+        ctx, chosen = self._ctx, Layout(num_servers, layout)
+        if ctx.rank == 0:
+            ctx.membership.publish(chosen.topic(RESIZE), str(step))
+            self._notify("resize", step, msgspec.json.encode(chosen))
+            self._pushed.pop().result(WAIT_S)
+        new = range(ctx.roles.num_workers, ctx.roles.num_workers + num_servers)
+        ctx.membership.collect(chosen.topic(MOVED), new, timeout_s=MOVE_TIMEOUT_S)
+
+    def resized(self) -> None:
+        """Connect to the servers that there are now. Rows that are on their way are asked for once more."""
+        self.close()
+        self._layout = self._ctx.layout
+        self._connect()
 
     def ending(self, step: int) -> None:
         """All workers have reached the end of their training."""
@@ -226,7 +266,7 @@ class WorkerLink:
             client.close()
         self._clients, self._copies = {}, {}
 
-    def _notify(self, kind: Literal["save", "end", "done"], step: int, payload: bytes = b"") -> None:
+    def _notify(self, kind: Literal["save", "resize", "end", "done"], step: int, payload: bytes = b"") -> None:
         """Note something to the servers, for all workers: rank 0 does."""
         self._connect()
         if self._ctx.rank == 0:
@@ -313,4 +353,5 @@ class WorkerLink:
             slab_bytes=SLAB_BYTES * (part.num_pulls + NUM_PUSHES) // (NUM_PULLS + NUM_PUSHES),
             num_pulls=part.num_pulls,
             is_patient=ctx.may_lose_ranks,
+            saved=self._saved,
         )

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strata.errors import StrataError
+from strata.launch.environment import METRICS
 from strata.scratch import Scratch
-from strata.servers.client import NUM_PULLS
+from strata.servers import move
 from strata.servers.cold_file import ColdFiles
+from strata.servers.connection import NUM_PULLS
 from strata.servers.copies import COPIES, fetch
 from strata.servers.endpoint import TOPIC, Endpoint, Security, address_towards, node_of
 from strata.servers.meter import Meter
@@ -30,7 +32,7 @@ from strata.servers.table.snapshot import Part, Saved, Snapshot
 from strata.transport.bulk import ConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from strata.servers.table.keys import Keys
     from strata.servers.table.table import Table, TableSpec
     from strata.train.context import Context
-    from strata.train.roles import Roles
 
     Notes = queue.SimpleQueue[tuple[Note, bytes]]
 
@@ -83,11 +84,6 @@ class PartSpec:
     """Whether the next server keeps a copy of each server's rows."""
 
 
-def server_names(number: int) -> list[str]:
-    """Return the names by which placement knows the servers."""
-    return [f"server-{each}" for each in range(number)]
-
-
 def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[np.float32]]) -> bytes:
     """Serve until the workers are done; return their result.
 
@@ -102,8 +98,8 @@ def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[
     with ExitStack() as stack:
         directory = stack.enter_context(Scratch(SCRATCH)).path
         states = {part.name: _state_of(ctx, part, ColdFiles(directory)) for part in parts}
-        tables = _Tables(ctx.roles, [table for state in states.values() for table in state.tables.values()])
-        if not _take_over(ctx, parts, states):
+        tables = _Tables(ctx, [table for state in states.values() for table in state.tables.values()])
+        if not ctx.servers_before and not _take_over(ctx, parts, states):
             if ctx.restore({SAVED: tables}).is_fresh:
                 tables.fill(values)
             for state in states.values():
@@ -140,11 +136,18 @@ def serve(ctx: Context, parts: Sequence[PartSpec], values: Mapping[str, NDArray[
 
         servers = opened(states, is_copy=False)
         ctx.watch(Meter(list(servers.values())).read)
+        if ctx.servers_before:
+            move.join(ctx, parts, servers)
         if ctx.may_lose_ranks:
             ctx.alone.begin()
         if _has_copies(parts):
+            ctx.watch(lambda: {METRICS.has_copies: 1.0})
             opened(_copies(ctx, parts, ColdFiles(directory)), is_copy=True)
-        return _follow(ctx, tables, list(servers.values()), notes)
+
+        def resize(note: Note, payload: bytes) -> None:
+            move.take_part(ctx, parts, servers, note.step, payload)
+
+        return _follow(ctx, tables, list(servers.values()), notes, resize)
 
 
 def _state_of(ctx: Context, part: PartSpec, files: ColdFiles) -> ServerState:
@@ -205,7 +208,9 @@ def _fetched(ctx: Context, parts: Sequence[PartSpec], topic: str, rank: int, *, 
     }
 
 
-def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Notes) -> bytes:
+def _follow(
+    ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Notes, resize: Callable[[Note, bytes], None]
+) -> bytes:
     """Take part in what the workers do together, until they are done."""
     had_workers, gone_since_s, stop_reason, stepped_s = False, 0.0, "", time.monotonic()
     while True:
@@ -220,10 +225,13 @@ def _follow(ctx: Context, tables: _Tables, servers: Sequence[Server], notes: Not
         if note is not None and note.kind == "save":
             for server in servers:
                 server.wait_for_step(note.step, STEP_TIMEOUT_S)
-            tables.save(ctx, note.step)
+            tables.save(note.step)
             for server in servers:
                 server.saved(note.step)
             ctx.alone.release(NOTED)  # the context holds it until the checkpoint is committed
+        elif note is not None and note.kind == "resize":
+            resize(note, payload)
+            ctx.alone.release(NOTED)
         elif note is not None and note.kind == "end":
             ctx.step = note.step
             ctx.membership.ends_together(note.step)
@@ -258,15 +266,15 @@ def _next(notes: Notes, timeout_s: float) -> tuple[Note | None, bytes]:
 class _Tables:
     """The tables of this server, as checkpoints hold them."""
 
-    def __init__(self, roles: Roles, tables: Sequence[Table]) -> None:
+    def __init__(self, ctx: Context, tables: Sequence[Table]) -> None:
         self._tables = {table.spec.name: table for table in tables}
-        self._placement = Placement.first(server_names(roles.num_servers))
-        self._number = roles.server
+        self._ctx = ctx
         self._marks = dict.fromkeys(self._tables, 0)
         """Of the last snapshots."""
 
     def _is_own(self, keys: Keys) -> NDArray[np.bool_]:
-        is_own: NDArray[np.bool_] = self._placement.owners_of(keys) == self._number
+        roles = self._ctx.roles
+        is_own: NDArray[np.bool_] = Placement.of(roles.num_servers).owners_of(keys) == roles.server
         return is_own
 
     def fill(self, values: Mapping[str, NDArray[np.float32]]) -> None:
@@ -277,7 +285,7 @@ class _Tables:
                 own = np.flatnonzero(self._is_own(keys))
                 table.put(_fresh_rows(table, keys[own], values[name][own]))
 
-    def save(self, ctx: Context, step: int) -> None:
+    def save(self, step: int) -> None:
         """Save the tables, and of those that were saved before only the rows that changed since."""
         dirty = {
             f"{SAVED}.{name}.parts.{part}.{field}": slots
@@ -288,7 +296,7 @@ class _Tables:
         }
         snapshots = {name: table.snapshot() for name, table in self._tables.items()}
         state = {SAVED: {name: snapshot.tree() for name, snapshot in snapshots.items()}}
-        ctx.checkpoint(state, step=step, checkpoint_type="INCREMENTAL", dirty=dirty)
+        self._ctx.checkpoint(state, step=step, checkpoint_type="INCREMENTAL", dirty=dirty)
         self._marks = {name: snapshot.mark for name, snapshot in snapshots.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ class Note(msgspec.Struct, tag=True, array_like=True):
     """What all workers do together now, sent by one of them, so that the servers take part."""
 
     id: int
-    kind: Literal["save", "end", "done"]
+    kind: Literal["save", "resize", "end", "done"]
     step: int
 
 
@@ -73,12 +73,19 @@ class Measure(msgspec.Struct, tag=True, array_like=True):
 
 
 class Fetch(msgspec.Struct, tag=True, array_like=True):
-    """From a server that takes over rows. All requests of a connection read the same state."""
+    """From a server that takes over rows. Requests of a connection with the same `step` read the same state; those with
+    another one read what has changed since.
+    """
 
     id: int
     table: str
     start: int
     """Rows to skip, in the order of keys."""
+    server: int = 0
+    num_servers: int = 0
+    """Send only the rows that server `server` owns among as many; 0: all rows."""
+    step: int = 0
+    """Wait until all workers have pushed this step."""
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
@@ -96,6 +103,12 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
     """To a fetch: completed steps of each worker."""
     num_rows: int = 0
     """To a fetch: all rows of the table."""
+    num_updates: int = 0
+    rate: float = 0.0
+    """To a fetch: the optimizer's updates so far and its learning rate. The first answer about a table that counts keys
+    which are not admitted yet has these counts as its last buffer."""
+    is_whole: bool = True
+    """To a fetch: whether unchanged rows are included."""
 
 
 Request: TypeAlias = Join | Pull | Push | Note | Measure | Fetch

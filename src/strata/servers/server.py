@@ -19,6 +19,7 @@ from strata.coordinator.state.server_figures import ServerFigures
 from strata.errors import InvalidArgument, StrataError
 from strata.servers import protocol
 from strata.servers.clocks import Push
+from strata.servers.placement import Placement
 from strata.servers.state import Fence
 from strata.servers.table.half import to_half
 from strata.transport.bulk import BulkServer, ConnectionLost
@@ -26,15 +27,21 @@ from strata.transport.bulk import BulkServer, ConnectionLost
 if TYPE_CHECKING:
     import ssl
 
+    from numpy.typing import NDArray
+
     from strata.servers.protocol import Request
-    from strata.servers.state import Frozen, ServerState
+    from strata.servers.state import About, Frozen, ServerState
+    from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
+    from strata.servers.table.snapshot import Saved
     from strata.transport.bulk import BulkConnection, Message
     from strata.transport.tokens import Guard, Role
 
 MAX_MESSAGE_BYTES = 1 << 30
 FETCH_ROWS = 1 << 16
 """Rows in an answer to a server that takes over."""
+FETCH_TIMEOUT_S = 900.0
+"""Time for all workers to push the step after which rows move."""
 
 
 Notify = Callable[[protocol.Note, bytes], None]
@@ -88,6 +95,8 @@ class Server:
         """The last checkpoint: its step, and its number among those of this step."""
         self._held: list[_Held] = []
         self._num_joined = 0
+        self._connections: dict[int, BulkConnection] = {}
+        """The connection over which each worker has joined last."""
         self._replies: list[_Reply] = []
         """Answers that the state has given, and that are not sent yet."""
         self.num_pulls = 0
@@ -140,12 +149,25 @@ class Server:
             StrataError: They have not in time; the message names them.
         """
         with self._advanced:
-            if not self._advanced.wait_for(lambda: self.state.step >= step, timeout_s):
-                behind = ", ".join(map(str, self.state.clocks.behind()))
-                raise StrataError(
-                    f"step {step} cannot be saved: rank {behind} has not pushed it within {timeout_s:g} s, and is at "
-                    f"step {self.state.step}"
-                )
+            self._wait_for_step(step, timeout_s)
+
+    def _wait_for_step(self, step: int, timeout_s: float) -> None:
+        if not self._advanced.wait_for(lambda: self.state.step >= step, timeout_s):
+            behind = ", ".join(map(str, self.state.clocks.behind()))
+            raise StrataError(
+                f"step {step} is not complete: rank {behind} has not pushed it within {timeout_s:g} s, and is at "
+                f"step {self.state.step}"
+            )
+
+    def receive(self, name: str, rows: Saved, about: About) -> None:
+        """Add rows that this server owns from now on; see `ServerState.receive`."""
+        with self._lock:
+            self.state.receive(name, rows, about)
+
+    def keep_only(self, is_own: Callable[[Keys], NDArray[np.bool_]], name: str = "") -> int:
+        """Forget rows that other servers own now; see `ServerState.keep_only`."""
+        with self._lock:
+            return self.state.keep_only(is_own, name)
 
     def saved(self, step: int) -> None:
         """A checkpoint of this step has been copied: apply the pushes that wait for it."""
@@ -160,15 +182,12 @@ class Server:
 
     def _serve(self, connection: BulkConnection, _role: Role) -> None:
         fence: Fence | None = None
-        frozen: Frozen | None = None
+        fetching = _Fetching()
         try:
             while (message := connection.receive()) is not None:
                 request = protocol.decode_request(message)
                 if isinstance(request, protocol.Fetch):
-                    if frozen is None:
-                        with self._lock:
-                            frozen = self.state.frozen()
-                    self._send(_fetched(connection, request, frozen))
+                    self._send(self._fetched(connection, request, fetching))
                     continue
                 with self._advanced:
                     try:
@@ -187,7 +206,33 @@ class Server:
                 with self._lock:
                     self._num_joined -= 1
                     self._held = [each for each in self._held if each.connection is not connection]
-                    self.state.leave(fence)
+                    if self._connections.get(fence.rank) is connection:  # otherwise the worker has joined anew
+                        del self._connections[fence.rank]
+                        self.state.leave(fence)
+
+    def _fetched(self, connection: BulkConnection, request: protocol.Fetch, fetching: _Fetching) -> _Reply:
+        """Return the next rows of a table, as many as fit into a message."""
+        try:
+            with self._advanced:
+                self.state.width_of(request.table)
+                self._wait_for_step(request.step, FETCH_TIMEOUT_S)
+                frozen = fetching.update(self.state, request)
+        except StrataError as error:
+            return _Reply(connection, protocol.failed(request.id, error), [])
+        rows, about = frozen.rows[request.table], frozen.about[request.table]
+        stop = request.start + FETCH_ROWS
+        sent = [np.ascontiguousarray(each[request.start : stop]) for each in rows]
+        if about.seen is not None and not request.start:
+            sent.append(about.seen)
+        answer = protocol.Answer(
+            request.id,
+            clocks=frozen.clocks,
+            num_rows=len(rows.keys),
+            num_updates=about.num_updates,
+            rate=about.rate,
+            is_whole=request.table in frozen.whole,
+        )
+        return _Reply(connection, answer, sent)
 
     def _taken_replies(self) -> list[_Reply]:
         replies, self._replies = self._replies, []
@@ -208,6 +253,7 @@ class Server:
             clock = self.state.join(joined, request.clock)
             self._saved = max(self._saved, request.saved)
             self._num_joined += fence is None
+            self._connections[joined.rank] = connection
             fence = joined
             answer = protocol.Answer(request.id, clock, self.state.num_lost - before)
             self._replies.append(_Reply(connection, answer, []))
@@ -272,13 +318,29 @@ class Server:
         self.state.push(fence, request.clock, gradients, rates)
 
 
-def _fetched(connection: BulkConnection, request: protocol.Fetch, frozen: Frozen) -> _Reply:
-    """Return the next rows of a table, as many as fit into a message."""
-    if request.table not in frozen.rows:
-        error = InvalidArgument(f"table {request.table!r} is unknown", field="table")
-        return _Reply(connection, protocol.failed(request.id, error), [])
-    rows = frozen.rows[request.table]
-    stop = request.start + FETCH_ROWS
-    sent = [np.ascontiguousarray(each[request.start : stop]) for each in rows]
-    answer = protocol.Answer(request.id, clocks=frozen.clocks, num_rows=len(rows.keys))
-    return _Reply(connection, answer, sent)
+class _Fetching:
+    """What one connection fetches: a copy of rows, at a step."""
+
+    def __init__(self) -> None:
+        self.frozen: Frozen | None = None
+        self._step = -1
+
+    def update(self, state: ServerState, request: protocol.Fetch) -> Frozen:
+        """Return the rows at the step of a request; after an earlier step, only those that changed."""
+        if self.frozen is None or request.step != self._step:
+            since = {} if self.frozen is None else self.frozen.moments
+            self.frozen = None  # its memory is not needed any more
+            self.frozen, self._step = state.frozen(_owned_by(request), since), request.step
+        return self.frozen
+
+
+def _owned_by(request: protocol.Fetch) -> Callable[[Keys], NDArray[np.bool_]] | None:
+    if not request.num_servers:
+        return None
+    placement = Placement.of(request.num_servers)
+
+    def is_own(keys: Keys) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = placement.owners_of(keys) == request.server
+        return found
+
+    return is_own

@@ -20,6 +20,8 @@ from strata.servers.table.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from strata.servers.table.keys import Keys
     from strata.servers.table.optimizers import Rows
     from strata.servers.table.snapshot import Saved
@@ -37,11 +39,32 @@ class Fence(NamedTuple):
     incarnation: int
 
 
+class About(NamedTuple):
+    """What belongs to a table beside its rows."""
+
+    num_updates: int
+    rate: float
+    """The current learning rate."""
+    seen: NDArray[np.uint8] | None = None
+    """Counts of keys that are not admitted yet, if the table counts them."""
+
+
+class Moment(NamedTuple):
+    """A state of a table, to find later what has changed since."""
+
+    mark: int
+    num_removed: int
+
+
 class Frozen(NamedTuple):
-    """The rows of a server, by table, and the completed steps of each worker."""
+    """Rows of a server, by table, and the completed steps of each worker."""
 
     rows: dict[str, Saved]
     clocks: list[int]
+    about: dict[str, About]
+    moments: Mapping[str, Moment] = MappingProxyType({})
+    whole: frozenset[str] = frozenset()
+    """Tables whose rows are all there, and not only those that changed since a moment."""
 
 
 class _Waiting(NamedTuple):
@@ -85,17 +108,58 @@ class ServerState:
         """Start at the step of a checkpoint, before any worker joins."""
         self.clocks = Clocks(self._num_workers, staleness=self.clocks.staleness, start=step)
 
-    def frozen(self) -> Frozen:
-        """Return a copy of all rows and clocks, for another process that takes over."""
-        rows = {name: table.rows() for name, table in self.tables.items()}
-        return Frozen(rows, [self.clocks.of(rank) for rank in range(self._num_workers)])
+    def frozen(
+        self,
+        keep: Callable[[Keys], NDArray[np.bool_]] | None = None,
+        since: Mapping[str, Moment] = MappingProxyType({}),
+    ) -> Frozen:
+        """Return a copy of rows and clocks, for another process that takes them over.
+
+        Args:
+            keep: Return which of these keys to include; None includes all.
+            since: Leave out rows that have not changed since these moments. A table from which rows were removed since
+                is copied as a whole.
+        """
+        known = {name: moment for name, moment in since.items() if moment.num_removed == self.tables[name].num_removed}
+        rows, about = {}, {}
+        for name, table in self.tables.items():
+            rows[name] = table.rows(mark=known[name].mark if name in known else 0, keep=keep)
+            seen = table.seen
+            about[name] = About(table.num_updates, table.spec.optimizer.lr, None if seen is None else seen.copy())
+        return Frozen(
+            rows,
+            [self.clocks.of(rank) for rank in range(self._num_workers)],
+            about,
+            {name: Moment(table.marked(), table.num_removed) for name, table in self.tables.items()},
+            frozenset(self.tables.keys() - known.keys()),
+        )
 
     def take_over(self, frozen: Frozen) -> None:
         """Continue where another process was, before any worker joins."""
         for name, rows in frozen.rows.items():
-            self.tables[name].put(rows)
+            self.receive(name, rows, frozen.about[name])
         for rank, clock in enumerate(frozen.clocks):
             self.clocks.leap(rank, clock)
+
+    def receive(self, name: str, rows: Saved, about: About) -> None:
+        """Add rows of another server, with what it knows about the table.
+
+        Raises:
+            LimitExceeded: There is no room for them.
+        """
+        self.tables[name].put(rows)
+        self.tables[name].merge(about.num_updates, about.seen)
+        self._set_rate(name, about.rate)
+
+    def keep_only(self, is_own: Callable[[Keys], NDArray[np.bool_]], name: str = "") -> int:
+        """Forget the rows of all other keys, in one table or in all of them; return how many they were."""
+        num_removed = 0
+        for table in [self.tables[name]] if name else self.tables.values():
+            keys = table.keys()
+            others = keys[~is_own(keys)]
+            table.remove(others)
+            num_removed += len(others)
+        return num_removed
 
     @property
     def step(self) -> int:

@@ -10,15 +10,15 @@ own limit before that, and then between two steps, where no collective needs it.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-Wish = Literal["checkpoint", "stop"]
+Wish = Literal["checkpoint", "stop", "resize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Due:
     wish: Wish
     step: int
     reason: str
+    args: Mapping[str, str] = field(default_factory=dict)
+    """Arguments of the command, such as the number of servers."""
 
 
 class Agreement:

@@ -25,7 +25,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
@@ -40,7 +40,7 @@ from strata.train.alone import Alone
 from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
 from strata.train.metrics import Gauges
-from strata.train.roles import SAVED_SERVERS, Roles
+from strata.train.roles import PLACEMENT, SAVED_PLACEMENT, SAVED_SERVERS, Roles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from strata.checkpoint import CheckpointMetadata, Save
     from strata.checkpoint.policy import Strategy
     from strata.data.order.steps import Tail
+    from strata.launch.environment import WorkerSpec
+    from strata.train.agreement import Due
     from strata.train.meeting import Meetings
     from strata.train.membership import Membership
     from strata.train.roles import Companion
@@ -58,7 +60,7 @@ log = logging.getLogger(__name__)
 _MASTER = {"MASTER_ADDR", "MASTER_PORT"}
 OURS = "strata"
 """Name of our own part of a checkpoint."""
-SAVING, AGREEING, ENDING = "saving", "agreeing", "ending"
+SAVING, AGREEING, ENDING, RESIZING = "saving", "agreeing", "ending", "resizing"
 """Reasons for which a rank cannot be restarted alone."""
 ASK_AGAIN_S = 60.0
 """Interval between two requests for a checkpoint, if the first had no result."""
@@ -94,8 +96,15 @@ class Context:
         strategy: Strategy | None = None,
         agreement: Agreement | None = None,
         alone: Alone | None = None,
+        spec: WorkerSpec | None = None,
     ) -> None:
         self.identity = identity
+        self._num_servers = 0 if spec is None else spec.num_servers
+        """Parameter servers, if `strata scale` has changed their number."""
+        self.servers_before = 0 if spec is None else spec.servers_before
+        """How many servers there were when this one joined; 0 unless it joins while the others train."""
+        self.layout = 0 if spec is None else spec.layout
+        """How often the number of servers has changed in this attempt; on a server that joins, with that change."""
         self.alone = alone or Alone({})
         """Whether this process may be restarted without the others."""
         self.may_lose_ranks = False
@@ -151,13 +160,17 @@ class Context:
 
     def divide(self, num_servers: int) -> Roles:
         """Make the last ranks parameter servers: from now on, the world of the workers ends before them. Call it on all
-        ranks, before anything else.
+        ranks, before anything else. If `strata scale` has changed the number of servers, its number counts.
 
         Raises:
             ConfigError: No rank would be left to train.
         """
+        if num_servers:
+            num_servers = self._num_servers or num_servers
+            self._membership.resized(self.identity.world_size)
         self.roles = Roles.of(self.identity, num_servers)
         if num_servers:
+            self._gauges.layout = self.layout if not self.servers_before else self.layout - 1.0
             if self.roles.is_server:
                 self._gauges.server = self.roles.server
             else:
@@ -449,7 +462,8 @@ class Context:
         if self._loaders.are_per_rank:
             metadata = {**(metadata or {}), NEEDED_WORLD_SIZE: str(self.world_size)}
         if self.roles.num_servers:
-            metadata = {**(metadata or {}), SAVED_SERVERS: self.roles.num_servers}
+            saved = {SAVED_SERVERS: self.roles.num_servers, SAVED_PLACEMENT: PLACEMENT}
+            metadata = {**(metadata or {}), **saved}
         if self.companion is not None:
             self.companion.saving(self.step)
         save = self.checkpoints.save(
@@ -487,7 +501,7 @@ class Context:
         if step is not None or not self._has_new_step:
             self.report(step=self.step + 1 if step is None else step)
         self._has_new_step = False
-        due = self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S)
+        due = self._resize_if_due(self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S))
         should_stop = any(each.wish == "stop" for each in due)
         self._is_under_way, self._ends_elsewhere = True, is_passing
         if not due and not self._is_time():
@@ -499,6 +513,56 @@ class Context:
             save.wait()
             self.stop(due[0].reason)
         return save
+
+    def _resize_if_due(self, due: list[Due]) -> list[Due]:
+        """Change the number of servers if that is due; return what else is."""
+        for each in due:
+            if each.wish != "resize" or self.companion is None:
+                continue
+            num_servers, layout = int(each.args["servers"]), int(each.args["layout"])
+            if layout == self.layout + 1:  # the agent repeats a request that had no result
+                self.alone.hold(RESIZING)
+                self.end_save()
+                self.companion.resizing(self.step, num_servers, layout)
+                self.resized(num_servers, layout)
+                self.companion.resized()
+                self.alone.release(RESIZING)
+        return [each for each in due if each.wish != "resize"]
+
+    def resized(self, num_servers: int, layout: int, *, num_moved: int = 0) -> None:
+        """The run has another number of servers from now on. Call it on all ranks after the same step, with no save in
+        progress.
+
+        Args:
+            layout: How often the number has changed in this attempt.
+            num_moved: Rows that this server got from others.
+        """
+        self._gauges.num_moved_rows = num_moved
+        self.roles = replace(self.roles, num_servers=num_servers)
+        world_size = self.roles.num_workers + num_servers
+        if self.roles.is_server:
+            self.identity = replace(self.identity, world_size=world_size)
+        self.checkpoints.regroup(world_size)
+        self._membership.resized(world_size)
+        self._membership.welcomed()
+        self.servers_before, self.layout = 0, layout
+        self._gauges.layout = float(layout)
+
+    def ready_to_serve(self) -> None:
+        """This server, which joins while the others train, can take over rows: the agent lets them agree on a step."""
+        self._gauges.layout = self.layout - 0.5
+
+    def end_save(self) -> None:
+        """Wait until no save is in progress."""
+        self._forget_save()
+        self.checkpoints.wait()
+
+    def retire(self, reason: str) -> None:
+        """Leave the run, which continues without this rank, and exit."""
+        self._is_under_way = self._has_saved = False
+        log.warning("leaving the run: %s", reason)
+        self.close()
+        raise SystemExit(0)
 
     @property
     def is_saving(self) -> bool:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -18,6 +19,7 @@ from strata.errors import (
     StaleGeneration,
     StrataError,
 )
+from strata.launch.commit import meet
 from strata.launch.environment import METRICS, note_last_step
 from strata.lifecycle import at_exit
 from strata.train.agreement import Agreement, Due
@@ -50,7 +52,9 @@ NEEDS_COORDINATOR = (
     "torchrun, or with plain python and Trainer(workers=…)"
 )
 _TOPIC, _RANK, _VALUE = "topic", "rank", "value"
-_WISHES: dict[str, Wish] = {"STOP": "stop", "CHECKPOINT_NOW": "checkpoint"}
+RESIZE_ARGS = ("servers", "layout")
+"""Arguments of a request to change the number of parameter servers."""
+_WISHES: dict[str, Wish] = {"STOP": "stop", "CHECKPOINT_NOW": "checkpoint", "REBALANCE": "resize"}
 
 
 class Membership(Protocol):
@@ -99,6 +103,18 @@ class Membership(Protocol):
         """Expect that ranks are restarted alone: adopt every change of the membership, and publish values again."""
         ...
 
+    def resized(self, world_size: int) -> None:
+        """From now on, the run consists of the ranks below `world_size`; others may join and leave."""
+        ...
+
+    def welcomed(self) -> None:
+        """The other ranks count on this one from now on, although it joined later."""
+        ...
+
+    def has(self, rank: int) -> bool:
+        """Return whether this rank is a member now."""
+        ...
+
     def leave(self, *, together: bool, reason: str = "done") -> None: ...
 
 
@@ -141,6 +157,15 @@ class NoMembership:
     def follow_restarts(self) -> None:
         pass
 
+    def resized(self, world_size: int) -> None:
+        pass
+
+    def welcomed(self) -> None:
+        pass
+
+    def has(self, rank: int) -> bool:
+        return rank == 0
+
     def leave(self, *, together: bool, reason: str = "done") -> None:
         pass
 
@@ -158,9 +183,18 @@ class JoinedMembership:
         *,
         on_left: Callable[[], None] | None = None,
         on_lost: Callable[[StrataError], None] | None = None,
+        is_late: bool = False,
     ) -> None:
-        """`on_lost` is called, in another thread, when the coordinator has removed this worker."""
+        """
+        Args:
+            on_lost: Called, in another thread, when the coordinator has removed this worker.
+            is_late: The other ranks are training. This one takes no part in what they agree on until `resized`.
+        """
         self._client = client
+        self._is_late = is_late
+        self._world_size = identity.world_size
+        self._members: tuple[str, ...] = ()
+        """Names of all ranks, if others may join; otherwise all members of the job are meant."""
         self._on_left = on_left
         self._on_lost = on_lost
         self._identity = identity
@@ -182,9 +216,11 @@ class JoinedMembership:
         """Our own metrics, sent again and again: a restarted coordinator has none."""
         self._report_metrics()
         self._worker.heartbeat()
-        if not identity.incarnation:
+        if not identity.incarnation and not is_late:
             _meet(self._worker, identity, deadline_s=time.monotonic() + JOIN_TIMEOUT_S)
-        self._follows_restarts = identity.incarnation > 0
+        self._follows_restarts = identity.incarnation > 0 or is_late
+        self._last_followed = self._worker.latest_generation
+        """Generation whose new ranks know what this one has published."""
         self._sent: dict[str, str] = {}
         """Values that this rank has published, by topic: a rank that is restarted alone has missed them."""
         self._num_ends = 0
@@ -244,8 +280,12 @@ class JoinedMembership:
     def ask_stop(self, reason: str) -> None:
         self._wanted["STOP"] = reason
 
+    def members(self) -> tuple[str, ...]:
+        """Return the names of all ranks, if there may be other members; otherwise none."""
+        return self._members
+
     def ends_together(self, step: int) -> bool:
-        if self._identity.world_size == 1:
+        if self._world_size == 1:
             return True
         metric = METRICS.last_steps[self._num_ends % 2]
         self._ours[metric] = float(step)
@@ -255,14 +295,14 @@ class JoinedMembership:
             self._worker.heartbeat()
             if self._follows_restarts:
                 self._worker.refresh()
-            self._worker.barrier(f"last/{self._num_ends}", step=self._identity.attempt, timeout_s=END_TIMEOUT_S)
+            self._meet(f"last/{self._num_ends}", step=self._identity.attempt, timeout_s=END_TIMEOUT_S)
             workers = self._client.list_workers(job_id=self._identity.run).workers
         except StrataError as error:
             log.warning("the last step is not saved, because not all ranks reached the end: %s", error)
             return False
         steps = [int(each.metrics[metric]) for each in workers if metric in each.metrics]
         # A rank that has left by now found that they differ: otherwise it would wait for our part of the checkpoint.
-        if steps == [step] * self._identity.world_size:
+        if steps == [step] * self._world_size:
             return True
         log.warning("the last step, %d on this rank, is not saved: all ranks must make the same number of steps", step)
         return False
@@ -273,6 +313,22 @@ class JoinedMembership:
 
     def follow_restarts(self) -> None:
         self._follows_restarts = True
+
+    def resized(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._members = tuple(replace(self._identity, rank=rank).worker_id for rank in range(world_size))
+        self._follows_restarts = True
+
+    def welcomed(self) -> None:
+        self._is_late = False
+
+    def has(self, rank: int) -> bool:
+        name = replace(self._identity, rank=rank).worker_id
+        workers = self._client.list_workers(job_id=self._identity.run).workers
+        return any(each.worker_id == name and each.attempt == self._identity.attempt for each in workers)
+
+    def _meet(self, name: str, *, step: int, timeout_s: float) -> None:
+        meet(self._worker, name, step=step, members=self._members, timeout_s=timeout_s)
 
     def _send(self, topic: str, value: str) -> None:
         rank, attempt = str(self._identity.rank), str(self._identity.attempt)
@@ -297,8 +353,8 @@ class JoinedMembership:
         if self._has_stepped:
             note_last_step(os.environ, self._step)
         try:
-            if together and self._identity.world_size > 1:
-                self._worker.barrier("end", step=self._identity.attempt, timeout_s=LEAVE_TIMEOUT_S)
+            if together and self._world_size > 1:
+                self._meet("end", step=self._identity.attempt, timeout_s=LEAVE_TIMEOUT_S)
         except StrataError as error:  # a rank has died or is late: do not wait for it
             log.info("leaving before the others: %s", error)
         try:
@@ -339,8 +395,10 @@ class JoinedMembership:
 
     def _adopt_changes(self) -> None:
         """Adopt a membership in which a rank was restarted alone, and let that rank know what it has missed."""
-        if self._follows_restarts and self._worker.generation != self._worker.latest_generation:
+        latest = self._worker.latest_generation
+        if self._follows_restarts and self._last_followed != latest:
             self._worker.refresh()
+            self._last_followed = latest
             for topic, value in list(self._sent.items()):
                 self._send(topic, value)
 
@@ -351,7 +409,8 @@ class JoinedMembership:
 
     def _carry_out(self, command: CommandRecord) -> None:
         is_ours = command.args.get("attempt", str(self._identity.attempt)) == str(self._identity.attempt)
-        if command.name in _WISHES and is_ours:
+        has_args = command.name != "REBALANCE" or all(command.args.get(name, "").isdecimal() for name in RESIZE_ARGS)
+        if command.name in _WISHES and is_ours and has_args and not self._is_late:
             self._agree(command, _WISHES[command.name])
         elif command.name == "MESSAGE" and is_ours and command.args.get(_RANK, "").isdecimal():
             with self._has_published:
@@ -371,14 +430,14 @@ class JoinedMembership:
         self._ours |= {METRICS.agree_command: float(command.command_id), METRICS.agree_limit: float(limit)}
         try:
             step = self._highest_limit(command.command_id, deadline_s=time.monotonic() + AGREE_TIMEOUT_S)
-        except (BarrierBroken, CoordinatorUnavailable) as error:
+        except (BarrierBroken, CoordinatorUnavailable, StaleGeneration) as error:
             log.warning("the ranks could not agree on a step for %s: %s", command.name, error)
             self._agreement.give_up()
         except BaseException:
             self._agreement.give_up()
             raise
         else:
-            self._agreement.agree(Due(wish, step, command.reason))
+            self._agreement.agree(Due(wish, step, command.reason, command.args))
 
     def _highest_limit(self, command_id: int, *, deadline_s: float) -> int:
         """Return the highest limit of all ranks. A coordinator that restarts loses the limits and gets them again.
@@ -394,13 +453,13 @@ class JoinedMembership:
                 self._worker.heartbeat()
                 if not has_met:
                     left_s = max(deadline_s - time.monotonic(), 0.1)
-                    self._worker.barrier("agree", step=command_id, timeout_s=left_s)
+                    self._meet("agree", step=command_id, timeout_s=left_s)
                     has_met = True
                 workers = self._client.list_workers(job_id=self._identity.run).workers
                 limits = [limit for each in workers if (limit := limit_for(each.metrics, command_id)) is not None]
-                if len(limits) >= self._identity.world_size:
+                if len(limits) >= self._world_size:
                     return int(max(limits))
-                missing = f"{self._identity.world_size - len(limits)} ranks have not published their limit"
+                missing = f"{self._world_size - len(limits)} ranks have not published their limit"
             except CoordinatorUnavailable as error:
                 missing = str(error)
             if time.monotonic() >= deadline_s or self._is_leaving.wait(AGREE_RETRY_S):

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 WINDOW_S = 10.0
 """Window of the row rate, so that steps of several seconds do not make it jump."""
 MAX_METRICS = 18
-"""Metrics of the script. The coordinator keeps 32 of a worker, and our own need up to 10."""
+"""Metrics of the script. The coordinator keeps 32 of a worker, and our own need up to 12."""
 
 
 class SaveProgress(Protocol):
@@ -47,9 +47,13 @@ class Gauges:
         """Whether a loader's state is per rank."""
         self.server: int | None = None
         """Number of this parameter server; None on a worker."""
+        self.layout = 0.0
+        """See `METRICS.layout`; 0 if the number of servers has not changed in this attempt."""
         self._sources: list[Callable[[], Mapping[str, float]]] = []
         self.num_lost_updates = 0
         """Updates that this process, a parameter server, has lost by its restart."""
+        self.num_moved_rows = 0
+        """Rows that this server got from others when their number changed last."""
         self._now_s = (clock or SystemClock()).monotonic_s
         self._count_rows: list[Callable[[], int]] = []
         self._rows = Rate()
@@ -72,6 +76,9 @@ class Gauges:
             found[METRICS.per_rank] = 1.0
         if self.server is not None:
             found[SERVER] = float(self.server)
+        if self.layout:
+            found[METRICS.layout] = self.layout
+            found[METRICS.moved_rows] = float(self.num_moved_rows)
         for source in tuple(self._sources):
             found |= source()
         if self.num_lost_updates:

@@ -367,7 +367,8 @@ def run_call(
         raise RunFailed(f"run {directory.name} is done, but its status cannot be read; see {directory.path}")
     place = _call_directory(directory)
     try:
-        found = [remote_function.read_result(place, status.attempt, rank) for rank in range(status.world_size)]
+        ranks = range(status.world_size - status.num_servers)
+        found = [remote_function.read_result(place, status.attempt, rank) for rank in ranks]
     except RunFailed as error:
         raise RunFailed(f"run {directory.name} is done, but {error}\nlogs: {directory.path / 'logs'}") from error
     shutil.rmtree(place, ignore_errors=True)  # the caller has the results

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 SAVED_SERVERS = "strata/servers"
 """Key in a checkpoint's metadata: how many of its last ranks were servers."""
+SAVED_PLACEMENT = "strata/placement"
+"""Key in a checkpoint's metadata: which rule assigned rows to servers. Under another one, equal numbers of servers do
+not mean that a server owns what the server of the same number has saved."""
+PLACEMENT = 2
+"""The current rule: `Placement.of`."""
 
 
 class Companion(Protocol):
@@ -31,6 +36,18 @@ class Companion(Protocol):
 
     def ending(self, step: int) -> None:
         """All workers have reached the end of their training."""
+        ...
+
+    def resizing(self, step: int, num_servers: int, layout: int) -> None:
+        """Rows move to another number of servers, after this step of all workers; return when they have.
+
+        Args:
+            layout: How often the number has changed in this attempt, with this change.
+        """
+        ...
+
+    def resized(self) -> None:
+        """The roles of the context have changed: use the servers that there are now."""
         ...
 
 
@@ -99,6 +116,6 @@ class Roles:
                 "it, or start a new fit with another directory in checkpoints=",
                 field="strategy",
             )
-        if num_saved == self.num_servers:
+        if num_saved == self.num_servers and checkpoint.metadata.get(SAVED_PLACEMENT) == PLACEMENT:
             return [num_workers + self.server]
         return range(num_workers, checkpoint.num_ranks)

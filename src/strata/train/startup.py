@@ -81,7 +81,7 @@ def init(
     if spec.coordinator:
         membership = _joined(spec, agreement, on_left=_no_longer_joined, on_lost=_end_process)
         variables[JOINED] = str(os.getpid())
-        commit = CoordinatorCommit(membership.worker)
+        commit = CoordinatorCommit(membership.worker, membership.members)
         _dump_stacks_when_asked()
         _stop_when_asked(membership)
     elif spec.identity.world_size == 1 and forks.may_use_grpc():
@@ -101,7 +101,7 @@ def init(
     if spec.identity.rank == 0:
         where = manager.place.rstrip("/")
         print(f"{NOTE}checkpoints in {where}, {manager.schedule}", file=sys.stderr, flush=True)
-    return Context(spec.identity, membership, manager, strategy=strategy, agreement=agreement, alone=alone)
+    return Context(spec.identity, membership, manager, strategy=strategy, agreement=agreement, alone=alone, spec=spec)
 
 
 def alone(
@@ -171,7 +171,9 @@ def _joined(
     client = CoordinatorClient(spec.coordinator, config=ClientConfig(connect_timeout_s=JOIN_TIMEOUT_S))
     client.connect()
     try:
-        return JoinedMembership(client, spec.identity, agreement, on_left=on_left, on_lost=on_lost)
+        return JoinedMembership(
+            client, spec.identity, agreement, on_left=on_left, on_lost=on_lost, is_late=spec.servers_before > 0
+        )
     except BaseException:
         client.close()
         raise

@@ -312,6 +312,58 @@ class Nodes:
         self._at[rank] = node
         await self._launch_at(node, [replace(spec, identity=replace(spec.identity, incarnation=incarnation))])
 
+    async def add_servers(self, attempt: int, ranks: Sequence[int], *, num_before: int, layout: int) -> None:
+        """Start more parameter servers in the current attempt, beside the last one. The others keep running.
+
+        Args:
+            num_before: The number of servers so far.
+            layout: How often the number has changed in this attempt, with this change.
+        """
+        if attempt != self._attempt:
+            return
+        node, last = self._placed[ranks[0] - 1]
+        if self._nodes.get(node.name) is not node:
+            for rank in ranks:
+                self._events.put_nowait(WorkerExit(rank, LOST, f"node {node.name} is lost"))
+            return
+        added = [
+            replace(
+                last,
+                identity=replace(
+                    last.identity,
+                    rank=rank,
+                    world_size=ranks[-1] + 1,
+                    local_rank=last.identity.local_rank + number,
+                    incarnation=0,
+                ),
+                num_servers=num_before + len(ranks),
+                layout=layout,
+                servers_before=num_before,
+            )
+            for number, rank in enumerate(ranks, start=1)
+        ]
+        for worker in added:
+            self._placed[worker.identity.rank] = (node, worker)
+            self._at[worker.identity.rank] = node
+        await self._launch_at(node, added)
+
+    def resized(self, world_size: int, num_servers: int, layout: int) -> None:
+        """The number of servers has changed: a rank that is restarted alone is started with the new one."""
+        self._placed = {
+            rank: (
+                node,
+                replace(
+                    spec,
+                    identity=replace(spec.identity, world_size=world_size),
+                    num_servers=num_servers,
+                    layout=layout,
+                    servers_before=0,
+                ),
+            )
+            for rank, (node, spec) in self._placed.items()
+            if rank < world_size
+        }
+
     async def _launch_at(self, node: Node, workers: Sequence[WorkerSpec]) -> None:
         """Start the workers that were neither killed nor lost until now. From here on the node handles kills."""
         for identity in [worker.identity for worker in workers]:

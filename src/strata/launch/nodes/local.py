@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from strata.launch.environment import WorkerSpec
     from strata.launch.processes.base import Workers
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.spec import RunSpec
 
 MAX_LINE_CHARS = 200
 """Characters of a log line that are sent to other machines."""
@@ -106,6 +105,7 @@ class LocalNode:
 
     def _process_spec(self, worker: WorkerSpec) -> ProcessSpec:
         spec, identity = self._directory.spec, worker.identity
+        num_servers = worker.num_servers or spec.num_servers
         log = self._directory.log_path(identity.attempt, identity.rank)
         return ProcessSpec(
             rank=identity.rank,
@@ -114,7 +114,7 @@ class LocalNode:
             is_module=spec.is_module,
             directory=spec.directory,
             variables={
-                **_share_cores(identity.local_world_size + spec.num_servers),
+                **_share_cores(identity.local_world_size + num_servers),
                 **(_interface_of(self.address) if identity.num_nodes > 1 else {}),
                 **self._variables,
                 **worker_environment(worker),
@@ -123,14 +123,14 @@ class LocalNode:
             },
             log=log,
             log_bytes=spec.log_bytes,
-            title=f"strata: {identity.run} {_title(identity, spec)}: {printable(spec.command)}",
+            title=f"strata: {identity.run} {_title(identity, num_servers)}: {printable(spec.command)}",
         )
 
 
-def _title(identity: Identity, spec: RunSpec) -> str:
+def _title(identity: Identity, num_servers: int) -> str:
     """Return `rank 0 of 2`, without the servers; or `server 0`."""
-    name = process_name(identity.rank, world_size=identity.world_size, num_servers=spec.num_servers)
-    return name if name.startswith("server") else f"{name} of {identity.world_size - spec.num_servers}"
+    name = process_name(identity.rank, world_size=identity.world_size, num_servers=num_servers)
+    return name if name.startswith("server") else f"{name} of {identity.world_size - num_servers}"
 
 
 def _step_file(log: Path) -> Path:

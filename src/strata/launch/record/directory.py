@@ -147,6 +147,12 @@ class RunDirectory:
         """Journal of the agent's own coordinator."""
         return self.path / "coordinator.db"
 
+    def write_next_spec(self, spec: RunSpec) -> None:
+        """Replace the spec for the next start only: the names of logs depend on it, and this start has begun them."""
+        current = self.spec
+        self.write_spec(spec)
+        self.spec = current
+
     def write_spec(self, spec: RunSpec) -> None:
         """Replace the spec for the next start, for example with another number of workers. Keep the creation time.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from strata.servers.table.keys import Keys
 
-_NUM_ROWS = 4
+NUM_ROWS = 4
 _NUM_CELLS = 1 << 21
 _MOST = np.iinfo(np.uint8).max
 
@@ -27,8 +27,8 @@ class CountSketch:
     """Counts that stop at 255."""
 
     def __init__(self, num_cells: int = _NUM_CELLS) -> None:
-        self._cells = np.zeros((_NUM_ROWS, num_cells), np.uint8)
-        self._salts = mix(np.arange(1, _NUM_ROWS + 1, dtype=np.uint64) * GOLDEN)
+        self._cells = np.zeros((NUM_ROWS, num_cells), np.uint8)
+        self._salts = mix(np.arange(1, NUM_ROWS + 1, dtype=np.uint64) * GOLDEN)
 
     @property
     def num_bytes(self) -> int:

@@ -132,6 +132,8 @@ class Table:
         self.num_updates = 0
         """Updates applied so far, which optimizers with a schedule of their own count."""
         self.num_evicted = 0
+        self.num_removed = 0
+        """Rows that were evicted or removed."""
         self.num_hits = 0
         """Rows that were pulled from memory."""
         self.num_misses = 0
@@ -316,6 +318,7 @@ class Table:
         self._counts[slots] = 0
         self._marks[slots] = self._mark
         self._index.remove(slots)
+        self.num_removed += len(slots)
 
     def _create(self, keys: Keys) -> Slots:
         slots = self._index.add(keys)
@@ -326,14 +329,46 @@ class Table:
 
     # -- whole rows ------------------------------------------------------------------------------------------------
 
-    def rows(self, *, since: int = -1) -> Saved:
-        """Return the rows with a gradient after the clock `since`, in the order of their keys."""
+    def rows(self, *, since: int = -1, mark: int = 0, keep: Callable[[Keys], NDArray[np.bool_]] | None = None) -> Saved:
+        """Return rows in the order of their keys.
+
+        Args:
+            since: Only those with a gradient after this clock.
+            mark: Only those that changed after `marked` returned this number.
+            keep: Return which of these keys to include; None includes all.
+        """
         slots = self._index.slots()
         if since >= 0:
             slots = slots[self._versions[slots] > since]
+        if mark:
+            slots = slots[self._marks[slots] > mark]
+        if keep is not None:
+            slots = slots[keep(self._index.keys[slots])]
         slots = slots[np.argsort(self._index.keys[slots])]
         weights, state = self._storage.read(slots)
         return Saved(self._index.keys[slots], weights, state, self._versions[slots], self._counts[slots])
+
+    def keys(self) -> Keys:
+        """Return the keys of all rows, in no particular order."""
+        return self._index.keys[self._index.slots()]
+
+    def marked(self) -> int:
+        """Begin a new period; return the number of the last one, by which `rows` and `dirty_slots` tell what changed
+        since.
+        """
+        mark, self._mark = self._mark, self._mark + 1
+        return mark
+
+    @property
+    def seen(self) -> NDArray[np.uint8] | None:
+        """Counts of keys that are not admitted yet, if the table counts them."""
+        return None if self._seen is None else self._seen.cells
+
+    def merge(self, num_updates: int, seen: NDArray[np.uint8] | None) -> None:
+        """Take over what another server knows about the whole table."""
+        self.num_updates = max(self.num_updates, num_updates)
+        if self._seen is not None and seen is not None:
+            self._seen.merge(seen)
 
     def put(self, rows: Saved) -> None:
         """Add rows, or replace them.
@@ -358,9 +393,7 @@ class Table:
     def snapshot(self) -> Snapshot:
         """Return the whole content by slot, without a copy."""
         parts = {each.name: self._part(each) for each in self._storage.ranges if self._has_slots(each)}
-        mark, self._mark = self._mark, self._mark + 1
-        seen = None if self._seen is None else self._seen.cells
-        return Snapshot(parts=parts, num_updates=self.num_updates, seen=seen, mark=mark)
+        return Snapshot(parts=parts, num_updates=self.num_updates, seen=self.seen, mark=self.marked())
 
     def _has_slots(self, part: Range) -> bool:
         return part.start == 0 or part.start < self._index.num_slots
@@ -422,9 +455,7 @@ class Table:
         for part, slots in zip(snapshot, kept, strict=True):
             for start in range(0, len(slots), _LOADED_ROWS):
                 self.put(part.at(slots[start : start + _LOADED_ROWS]))
-        self.num_updates = max(self.num_updates, snapshot.num_updates)
-        if self._seen is not None and snapshot.seen is not None:
-            self._seen.merge(snapshot.seen)
+        self.merge(snapshot.num_updates, snapshot.seen)
 
 
 def _kept(part: Part, keep: Callable[[Keys], NDArray[np.bool_]] | None) -> NDArray[np.int64]:
