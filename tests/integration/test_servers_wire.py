@@ -140,6 +140,28 @@ def test_shared_memory_is_never_converted_to_half_precision(tmp_path: Path) -> N
     assert not (rows.astype(np.float16) == rows).all()
 
 
+def test_a_push_that_overtakes_those_of_other_workers_waits_for_them(tmp_path: Path) -> None:
+    """A worker whose batches need no rows of a server does not wait for the others there."""
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=2, staleness=0)
+    fast, slow = cluster.client(0), cluster.client(1)
+    key, ones = np.array([7], np.uint64), np.ones((1, WIDTHS["items"]), np.float32)
+    early = [fast.push(1, {}), fast.push(2, {}, {}), fast.push(3, {"items": Push(key, ones)}, {"items": 0.5})]
+    late = [slow.push(step, {"items": Push(key, ones)}) for step in (1, 2)]
+    for each in (*early, *late):
+        each.result(DEADLINE_S)
+    slow.push(3, {}).result(DEADLINE_S)
+    fast.close(), slow.close()
+
+    alone = ServerState(SPECS, num_workers=1, staleness=0)
+    fence = Fence(0, 0, 1)
+    alone.join(fence)
+    for step in (1, 2, 3):
+        alone.push(fence, step, {"items": Push(key, ones / 2)}, {"items": 0.5 if step == 3 else 0.1})
+    assert cluster.rows("items")[1].tobytes() == alone.tables["items"].rows().weights.tobytes()
+    assert cluster.servers[0].state.step == 3
+    cluster.close()
+
+
 def test_rows_stay_in_shared_memory_while_they_are_used_and_later_pulls_do_not_change_them(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
     client = cluster.client(num_pulls=3)
@@ -234,7 +256,7 @@ def test_a_worker_that_joins_anew_keeps_its_pulls_when_its_first_connection_ends
     second.push(1, {}).result(DEADLINE_S)
     pulled = second.pull(1, wanted)  # waits for the other worker
     first.close()
-    until(lambda: cluster.servers[0].num_joined == 2)
+    until(lambda: cluster.servers[0].num_joined == 2, "the server notices that the first connection is gone")
 
     other.push(1, {}).result(DEADLINE_S)
 

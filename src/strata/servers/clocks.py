@@ -55,6 +55,14 @@ class Clocks:
         """Whether a pull for the step after `clock` completed steps may be answered now."""
         return self.staleness is None or self.slowest >= clock - self.staleness
 
+    def may_push(self, clock: int) -> bool:
+        """Whether a push of step `clock` may be applied now.
+
+        A worker whose batch needs no rows of a server does not wait for the others there, so its push may arrive before
+        theirs of the step before.
+        """
+        return self.staleness != 0 or clock <= self.slowest + 1
+
     def advance(self, rank: int, clock: int) -> None:
         """Record the push that completes step `clock` of a worker.
 

@@ -48,7 +48,7 @@ Notify = Callable[[protocol.Note, bytes], None]
 
 
 class _Held(NamedTuple):
-    """A push that waits for a checkpoint."""
+    """A push that waits for a checkpoint, or for the other workers."""
 
     connection: BulkConnection
     fence: Fence
@@ -173,9 +173,7 @@ class Server:
         """A checkpoint of this step has been copied: apply the pushes that wait for it."""
         with self._advanced:
             self._saved = (step, self._saved[1] + 1 if step == self._saved[0] else 1)
-            held, self._held = self._held, []
-            for each in held:
-                self._push_or_hold(each)
+            self._push_held()
             replies = self._taken_replies()
         for reply in replies:
             self._send(reply)
@@ -270,8 +268,14 @@ class Server:
             self._replies.append(_Reply(connection, protocol.Answer(request.id), []))
         return fence
 
+    def _push_held(self) -> None:
+        held, self._held = self._held, []
+        for each in held:
+            self._push_or_hold(each)
+
     def _push_or_hold(self, push: _Held) -> None:
-        if push.request.saved > self._saved and not self._is_copy:
+        waits_for_save = push.request.saved > self._saved and not self._is_copy
+        if waits_for_save or not self.state.clocks.may_push(push.request.clock):
             self._held.append(push)
             return
         try:
@@ -281,6 +285,8 @@ class Server:
             answer = protocol.failed(push.request.id, error)
         self._replies.append(_Reply(push.connection, answer, []))
         self._advanced.notify_all()
+        if self._held:  # perhaps for this push
+            self._push_held()
 
     def _pull(self, connection: BulkConnection, fence: Fence, request: protocol.Pull, message: Message) -> None:
         num = len(request.tables)
