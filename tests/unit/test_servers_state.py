@@ -50,7 +50,7 @@ class SimulatedWorker:
         self.fence = Fence(rank, 0, 1)
         self.clock = start
         self._servers = servers
-        self._placement = Placement.first(list(servers))
+        self._placement = Placement.of(len(servers))
         self._answers: dict[str, dict[str, np.ndarray[Any, Any]]] | None = None
         for server in servers.values():
             server.join(self.fence)

@@ -172,10 +172,7 @@ class Agent:
         """
         if servers is not None:
             self._check_servers(servers)
-        actions = self.supervisor.scale(workers, servers, now_s=self._now_s())
-        if servers is not None and self.supervisor.resizing is None:  # otherwise once rows have moved
-            self._keep_servers()
-        self._spawn(self._act(actions))
+        self._spawn(self._act(self.supervisor.scale(workers, servers, now_s=self._now_s())))
 
     def _check_servers(self, servers: int) -> None:
         problem = ""
@@ -405,6 +402,8 @@ class Agent:
 
     async def _start(self, attempt: int, world_size: int) -> None:
         self._observed = _Observed(StepWatch(self._spec.step_timeout_s, self._spec.is_start_watched))
+        if self.supervisor.scaled_servers:
+            self._keep_servers()
         await self._remove_leftovers(world_size)
         await self._nodes.launch(
             WorkerSpec(

@@ -152,6 +152,8 @@ class Resizing:
     num_servers: int
     first_new: int
     """The first of the new ranks, if servers are added."""
+    scaled_before: int
+    """`scaled_servers` before the change."""
 
 
 @dataclass(slots=True)
@@ -172,6 +174,8 @@ class Supervisor:
     """Parameter servers among the last ranks, as far as known."""
     scaled_servers: int = 0
     """The number of servers that was asked for, instead of the script's; 0: none was."""
+    wanted_servers: int = 0
+    """Number of servers wanted for the next attempt; 0: as many as now."""
     layout: int = 0
     """How often the number of servers has changed in this attempt."""
     resizing: Resizing | None = None
@@ -317,9 +321,13 @@ class Supervisor:
         num_workers = self._workers(self.wanted) if workers is None else workers
         if num_servers != self.num_servers and num_workers == self._workers(self.world_size):
             return self._resize(num_servers)
-        self._set_servers(num_servers)
         self.wanted = num_workers + num_servers
-        return self._fit("", now_s)
+        if num_servers == self.num_servers:
+            return self._fit("", now_s)
+        self.wanted_servers, self._is_scaling = num_servers, True
+        crew = process_counts(self.wanted, num_servers)
+        text = f"from {process_counts(self.world_size, self.num_servers)} to {crew}; saving a checkpoint first"
+        return self._ask(self._note("scaling", text), f"scaling to {crew}", now_s)
 
     def _check_workers(self, workers: int) -> None:
         if self.only and workers != self._workers(self.only):
@@ -348,7 +356,7 @@ class Supervisor:
         before, first_new = self.num_servers, self.world_size
         num_added = servers - before
         self.layout += 1
-        self.resizing = Resizing(before, servers, first_new)
+        self.resizing = Resizing(before, servers, first_new, self.scaled_servers)
         self._set_servers(servers)
         self.wanted += num_added
         self.world_size += num_added
@@ -379,8 +387,8 @@ class Supervisor:
         if self.resizing is None:
             return []
         before, servers = self.resizing.num_before, self.resizing.num_servers
-        self.resizing = None
         self._set_servers(before)
+        self.scaled_servers, self.resizing = self.resizing.scaled_before, None
         self.wanted += before - servers
         text = f"rows have not moved to {counted(servers, 'parameter server')}; continuing with {before}"
         return [self._note("scaling", text)]
@@ -497,6 +505,8 @@ class Supervisor:
         self._incarnations, self._away, self._num_idle_alone, self._stepped = {}, {}, {}, set()
         self.cause, self._attempt_step, self._is_scaling = None, None, False
         notes, self.layout = self._end_resizing(), 0
+        self._set_servers(self.wanted_servers or self.num_servers)
+        self.wanted_servers = 0
         self._has_context, self._began_s = False, now_s
         world_size = min(self._target, self.room)
         if world_size < self._minimum:
