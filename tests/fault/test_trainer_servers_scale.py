@@ -135,7 +135,7 @@ def test_a_server_killed_right_after_rows_have_moved_to_it_changes_no_bit() -> N
     killed = train(strategy, {4: 2}, is_killing=True)
 
     assert killed == undisturbed
-    assert events("failed") == ["server 1: killed (SIGKILL)"]
+    assert events("failed") == ["server 1: killed by SIGKILL"]
     assert len(events("started")) == 2
 
 

@@ -256,7 +256,7 @@ def test_a_worker_that_joins_anew_keeps_its_pulls_when_its_first_connection_ends
     second.push(1, {}).result(DEADLINE_S)
     pulled = second.pull(1, wanted)  # waits for the other worker
     first.close()
-    until(lambda: cluster.servers[0].num_joined == 2, "the server notices that the first connection is gone")
+    until(lambda: cluster.servers[0].num_joined == 2, "the first connection has ended")
 
     other.push(1, {}).result(DEADLINE_S)
 
