@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
+from strata.servers import protocol
 from strata.servers.client import ServersClient
 from strata.servers.clocks import Push
 from strata.servers.connection import MAX_UNACKED
@@ -159,6 +160,19 @@ def test_a_push_that_overtakes_those_of_other_workers_waits_for_them(tmp_path: P
         alone.push(fence, step, {"items": Push(key, ones / 2)}, {"items": 0.5 if step == 3 else 0.1})
     assert cluster.rows("items")[1].tobytes() == alone.tables["items"].rows().weights.tobytes()
     assert cluster.servers[0].state.step == 3
+    cluster.close()
+
+
+def test_a_server_that_waits_for_a_step_notices_workers_that_join_with_it(tmp_path: Path) -> None:
+    """A restarted server is asked to save a step that an earlier process of it has acknowledged."""
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    waiting = threading.Thread(target=cluster.servers[0].wait_for_step, args=(5, DEADLINE_S))
+    waiting.start()
+    with connect(cluster.addresses["server-0"], token=TOKEN, max_bytes=1_000) as connection:
+        connection.send(protocol.encode(protocol.Join(1, 0, 0, 1, clock=5)))
+        connection.receive()
+        waiting.join(DEADLINE_S / 2)
+        assert not waiting.is_alive()
     cluster.close()
 
 

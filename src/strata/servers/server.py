@@ -249,6 +249,7 @@ class Server:
             joined = Fence(request.rank, request.attempt, request.incarnation)
             before = self.state.num_lost
             clock = self.state.join(joined, request.clock)
+            self._advanced.notify_all()  # its clock may have leapt to the step that is waited for
             self._saved = max(self._saved, request.saved)
             self._num_joined += fence is None
             self._connections[joined.rank] = connection
