@@ -227,7 +227,7 @@ def scale(
         int | None, typer.Option(metavar="N", help="New number of parameter servers.", show_default=False)
     ] = None,
 ) -> None:
-    """Change the number of workers or parameter servers of a running job.
+    """Change the number of workers or servers of a running job.
 
     For another number of workers, the run saves a checkpoint and restarts with it.
     If only the number of servers changes, rows move between servers while the
