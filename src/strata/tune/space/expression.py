@@ -66,7 +66,7 @@ class Constraint:
             ConfigError: The text is not an expression, or uses something that is not allowed.
         """
         self.text = text
-        if not isinstance(text, str) or not text.strip() or len(text) > MAX_CHARS:
+        if not isinstance(text, str) or not text.strip() or len(text) > MAX_CHARS:  # type: ignore[redundant-expr]
             raise _refused(str(text)[:80], f"must be text of 1 to {MAX_CHARS:,} characters")
         try:
             body = ast.parse(text.strip(), mode="eval").body

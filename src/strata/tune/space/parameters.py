@@ -243,7 +243,7 @@ class Int(_Range):
         return self.value(self._index(min(max(value, self.min), self.max)))
 
     def _index(self, value: float) -> int:
-        return round((value - self.min) / self.step)
+        return int((value - self.min) / self.step + 0.5)
 
 
 # -- listed values -----------------------------------------------------------------------------------------------------
