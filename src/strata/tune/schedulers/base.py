@@ -50,7 +50,7 @@ class Wait:
     """Leave the slot free until another trial has reported or ended."""
 
 
-Choice = Resume | StartNew | Wait
+Decision = Resume | StartNew | Wait
 
 
 class Scheduler(abc.ABC):
@@ -69,7 +69,7 @@ class Scheduler(abc.ABC):
     def ended(self, trial: int, *, is_failed: bool) -> None:  # noqa: B027 - optional
         """A trial reports no more."""
 
-    def choose(self, paused: Collection[int], running: Collection[int], *, has_new: bool) -> Choice:  # noqa: ARG002
+    def choose(self, paused: Collection[int], running: Collection[int], *, has_new: bool) -> Decision:  # noqa: ARG002
         """Return what to run in a free slot, without changing anything. `has_new`: a new trial can be started."""
         return StartNew() if has_new else Wait()
 

@@ -27,7 +27,7 @@ from strata.tune.schedulers.base import CONTINUE, Resume, Scheduler, StartNew, V
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from strata.tune.schedulers.base import Choice
+    from strata.tune.schedulers.base import Decision
     from strata.tune.space.parameters import Config
 
 Kind = Literal["promote", "stop"]
@@ -155,7 +155,7 @@ class Halving(Scheduler):
             for rung in self._brackets[place.bracket].rungs[: place.num_rungs]:
                 rung.remove(trial)
 
-    def choose(self, paused: Collection[int], running: Collection[int], *, has_new: bool) -> Choice:
+    def choose(self, paused: Collection[int], running: Collection[int], *, has_new: bool) -> Decision:
         if self._kind == "promote" and paused:
             for rung in self._from_highest():
                 trial = rung.best(len(rung.ranked) // self._eta, paused)
@@ -165,7 +165,7 @@ class Halving(Scheduler):
             return StartNew()
         return self._finish(paused, running)
 
-    def _finish(self, paused: Collection[int], running: Collection[int]) -> Choice:
+    def _finish(self, paused: Collection[int], running: Collection[int]) -> Decision:
         """Without new trials, rungs with fewer than η trials would promote none: let the best of each go on, once no
         other trial can reach the rung.
         """

@@ -19,7 +19,7 @@ from strata.tune.schedulers.base import CONTINUE, Resume, Scheduler, StartNew, V
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from strata.tune.schedulers.base import Choice
+    from strata.tune.schedulers.base import Decision
     from strata.tune.space.parameters import Config
 
     Perturb = Callable[[Config, np.random.Generator], Config]
@@ -78,7 +78,7 @@ class PopulationBased(Scheduler):
         else:
             self._members[trial].has_ended = True
 
-    def choose(self, paused: Collection[int], running: Collection[int], *, has_new: bool) -> Choice:  # noqa: ARG002
+    def choose(self, paused: Collection[int], running: Collection[int], *, has_new: bool) -> Decision:  # noqa: ARG002
         if has_new:
             return StartNew()
         if not paused:
@@ -94,9 +94,13 @@ class PopulationBased(Scheduler):
         return Resume(trial, f"continues from trial {donor}, which has a better loss", donor=donor, config=config)
 
     def _donors(self, trial: int) -> list[int]:
-        """Return the best trials, if this one is among the worst; else an empty list."""
+        """Return the best trials that still train, if this one is among the worst; else an empty list."""
         ranked = sorted((member.loss, number) for number, member in self._members.items() if member.step)
         num = max(1, int(len(ranked) * self._fraction))
         if len(ranked) < 2 or trial not in (number for _, number in ranked[-num:]):
             return []
-        return [number for loss, number in ranked[:num] if loss < self._members[trial].loss]
+        return [
+            number
+            for loss, number in ranked[:num]
+            if loss < self._members[trial].loss and not self._members[number].has_ended
+        ]
