@@ -82,6 +82,16 @@ class Progress:
         return self.checkpoint is None
 
 
+_listeners: list[Callable[[Context, Mapping[str, float]], None]] = []
+
+
+def listen(listener: Callable[[Context, Mapping[str, float]], None]) -> None:
+    """Call `listener` after every report in this process, with the context and the metrics: for a program that runs
+    a training function, and follows its progress.
+    """
+    _listeners.append(listener)
+
+
 class Context:
     """Created by `strata.init()`, for use in the training thread."""
 
@@ -414,6 +424,8 @@ class Context:
         if epoch is not None:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
+        for listener in _listeners:
+            listener(self, metrics)
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
         """Report the metrics that `gauges` returns, too. Another thread calls it about once a second."""
@@ -623,6 +635,10 @@ class Context:
     def is_stopping(self) -> str:
         """Return why all ranks were asked to stop; empty if they were not. For a rank that makes no steps itself."""
         return next((due.reason for due in self._agreement.take_all() if due.wish == "stop"), "")
+
+    def ask_stop(self, reason: str) -> None:
+        """Let all ranks agree on a step, save there and exit, in `maybe_checkpoint`. Return at once."""
+        self._membership.ask_stop(reason)
 
     def stop(self, reason: str) -> None:
         """Wait for the save in progress, leave the job and exit as a rank that was asked to stop."""
