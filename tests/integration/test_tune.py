@@ -108,6 +108,67 @@ def test_a_killed_trial_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     assert study.best_checkpoint
 
 
+def test_a_promoted_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    marks = str(tmp_path / "marks")
+
+    def train(config: dict[str, Any]) -> None:
+        from pathlib import Path
+
+        import torch
+
+        import strata
+
+        ctx = strata.init(every=1000)
+        model = torch.nn.Linear(1, 1)
+        progress = ctx.restore({"model": model})
+        with Path(marks).open("a") as file:
+            file.write(f"{config['x']} {progress.step}\n")
+        for step in range(progress.step + 1, 9):
+            ctx.report(step=step, loss=config["x"] / step)
+            ctx.maybe_checkpoint({"model": model})
+        ctx.close()
+
+    grid = SearchSpace().add_float("x", values=[1.0, 2.0])
+    options = {"eta": 2, "min_step": 2}
+    study = TrainingOrchestrator(hpt_mode="asha").tune(train, space=grid, num_trials=2, workers=1, options=options)
+
+    assert study.best.config == {"x": 1.0}
+    assert study.best.values == (1.0 / 8,)
+    assert [each.state for each in study.trials].count("pruned") == 1
+    starts = [line.split() for line in Path(marks).read_text().splitlines()]
+    resumed = [int(step) for x, step in starts if x == "1.0"]
+    assert resumed[0] == 0
+    assert all(step >= 2 for step in resumed[1:])
+    assert len(resumed) == study.best.lease
+
+
+def test_the_same_seed_and_one_worker_give_the_same_trials_and_results() -> None:
+    def train(config: dict[str, Any], trial: Any) -> None:
+        for step in range(1, 10):
+            trial.report(step=step, loss=config["learning_rate"] * config["batch_size"] / step)
+
+    def tune(seed: int) -> list[Any]:
+        found = TrainingOrchestrator(hpt_mode="bohb").tune(train, space=space(), num_trials=8, workers=1, seed=seed)
+        return [(each.config, each.state, each.step, each.values, each.lease) for each in found.trials]
+
+    first = tune(3)
+
+    assert first == tune(3)
+    assert {state for _, state, *_ in first} == {"finished", "pruned"}
+
+
+def test_an_optuna_sampler_object_is_a_mode() -> None:
+    optuna = pytest.importorskip("optuna")
+
+    def train(config: dict[str, Any]) -> float:
+        return float(config["batch_size"])
+
+    sampler = optuna.samplers.TPESampler(seed=1)
+    study = TrainingOrchestrator(hpt_mode=sampler).tune(train, space=space(), num_trials=4, mode="max")
+
+    assert study.best.values == (max(each.config["batch_size"] for each in study.trials),)
+
+
 def test_a_study_whose_driver_was_killed_continues_and_no_trial_has_two_results(tmp_path: Path, runs: Path) -> None:
     script = tmp_path / "sweep.py"
     script.write_text(

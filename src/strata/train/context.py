@@ -35,7 +35,7 @@ from strata.identity import Identity
 from strata.launch.environment import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
 from strata.train import pytrees, rng
-from strata.train.agreement import Agreement
+from strata.train.agreement import Agreement, Due
 from strata.train.alone import Alone
 from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
@@ -637,8 +637,13 @@ class Context:
         return next((due.reason for due in self._agreement.take_all() if due.wish == "stop"), "")
 
     def ask_stop(self, reason: str) -> None:
-        """Let all ranks agree on a step, save there and exit, in `maybe_checkpoint`. Return at once."""
-        self._membership.ask_stop(reason)
+        """Let all ranks agree on a step, save there and exit, in `maybe_checkpoint`. Return at once. A single rank does
+        so in its next call.
+        """
+        if self.world_size == 1:
+            self._agreement.agree(Due("stop", self.step, reason))
+        else:
+            self._membership.ask_stop(reason)
 
     def stop(self, reason: str) -> None:
         """Wait for the save in progress, leave the job and exit as a rank that was asked to stop."""

@@ -27,11 +27,14 @@ MODES = {
 }
 
 
-def find_mode(name: object) -> Mode:
-    """
+def find_mode(mode: object) -> tuple[Mode, object]:
+    """Return the mode of this name, or of a sampler object of Optuna, and that object.
+
     Raises:
         ConfigError: The mode is unknown.
     """
-    if not isinstance(name, str) or name not in MODES:
-        raise ConfigError(f"hpt_mode={name!r} is unknown; use {', '.join(MODES)}", field="hpt_mode")
-    return MODES[name]
+    if not isinstance(mode, str):
+        return Mode(f"optuna/{type(mode).__name__}"), mode
+    if mode not in MODES:
+        raise ConfigError(f"hpt_mode={mode!r} is unknown; use {', '.join(MODES)}", field="hpt_mode")
+    return MODES[mode], None

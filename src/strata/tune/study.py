@@ -19,7 +19,7 @@ from strata.tune.modes import find_mode
 from strata.tune.search import Search, scheduler_of
 from strata.tune.space import SearchSpace
 from strata.tune.state import events as e
-from strata.tune.state.actions import Finish
+from strata.tune.state.actions import Finish, Handled
 from strata.tune.state.study import StudyState
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 JOURNAL = "study.jsonl"
 WORKER = "strata.tune.worker"
+FIXED = ("space", "metrics", "directions", "sampler", "scheduler", "scheduler_options", "seed")
+"""What cannot change when a study is continued."""
 
 
 class Study:
@@ -132,7 +134,7 @@ def tune(
     train_fn: Callable[..., Any],
     *,
     space: SearchSpace,
-    mode: str,
+    mode: object,
     options: Mapping[str, Any],
     num_trials: int,
     metrics: Sequence[str],
@@ -144,11 +146,11 @@ def tune(
     seed: int,
 ) -> Study:
     """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors."""
-    if not isinstance(space, SearchSpace) or not space.parameters:
+    if not isinstance(space, SearchSpace) or not space.parameters:  # type: ignore[redundant-expr]
         raise ConfigError("space has no parameters; add some with SearchSpace().add_float(…)", field="space")
     if workers < 1:
         raise ConfigError(f"workers={workers} must be 1 or more", field="workers")
-    chosen = find_mode(mode)
+    chosen, sampler = find_mode(mode)
     directory = _directory(train_fn, name, workers)
     spec = e.StudySpec(
         name=directory.name,
@@ -163,8 +165,11 @@ def tune(
         seed=seed,
         ask_ahead=chosen.ask_ahead,
     )
-    work = lambda: _run(directory, spec, workers, timeout_s)  # noqa: E731
-    if _is_in_loop():
+
+    def work() -> Finish:
+        return _run(directory, spec, workers, timeout_s, sampler)
+
+    if _is_in_loop():  # as in a notebook
         with ThreadPoolExecutor(1, thread_name_prefix="strata-tune") as pool:
             finish = pool.submit(work).result()
     else:
@@ -201,7 +206,9 @@ def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDire
     return directory
 
 
-def _run(directory: RunDirectory, spec: e.StudySpec, num_slots: int, timeout_s: float | None) -> Finish:
+def _run(
+    directory: RunDirectory, spec: e.StudySpec, num_slots: int, timeout_s: float | None, sampler: object
+) -> Finish:
     import msgspec  # noqa: PLC0415
 
     from strata.coordinator.config import CoordinatorConfig  # noqa: PLC0415 - heavy
@@ -219,7 +226,7 @@ def _run(directory: RunDirectory, spec: e.StudySpec, num_slots: int, timeout_s: 
             CoordinatorConfig(state=str(directory.journal), lease=LEASE), listen=f"unix:{place.path}/coordinator.sock"
         ) as coordinator,
     ):
-        search, recovered = _opened(journal, spec)
+        search, recovered = _opened(journal, spec, sampler)
         arguments = (str(directory.path / "call" / FUNCTION), f"{place.path}/trials")
         here = RunDirectory(directory.path, msgspec.structs.replace(directory.spec, arguments=arguments))
         status = RunStatus.of_this_process(now_s=SystemClock().wall_s())
@@ -239,25 +246,27 @@ def _run(directory: RunDirectory, spec: e.StudySpec, num_slots: int, timeout_s: 
         return finish
 
 
-def _opened(journal: StudyJournal, spec: e.StudySpec) -> tuple[Search, Any]:
+def _opened(journal: StudyJournal, spec: e.StudySpec, sampler: object) -> tuple[Search, Handled | None]:
     facts = journal.load()
     if not facts:
+        search = Search(spec, sampler=sampler)
         journal.append([e.Opened(spec=spec, at_s=SystemClock().wall_s())])
-        return Search(spec), None
+        return search, None
     opened = facts[0]
     assert isinstance(opened, e.Opened)
-    if opened.spec.space != spec.space or opened.spec.metrics != spec.metrics:
+    changed = [each for each in FIXED if getattr(opened.spec, each) != getattr(spec, each)]
+    if changed:
         raise ConfigError(
-            f"study {spec.name!r} exists with another space or metric; choose another name, or pass what it was "
-            "started with",
+            f"study {spec.name!r} exists with another {' and '.join(changed)}; choose another name, or pass what it "
+            "was started with",
             field="name",
         )
-    search = Search.replay(facts)
+    search = Search.replay(facts, sampler=sampler)
     recovered = search.recover(now_s=SystemClock().wall_s())
     if spec.num_trials > search.state.num_trials:
         journal.append(recovered.facts)
         more = search.handle(e.Extended(num_trials=spec.num_trials), now_s=SystemClock().wall_s())
-        recovered = type(recovered)(more.facts, recovered.actions + more.actions)
+        recovered = Handled(more.facts, recovered.actions + more.actions)
     return search, recovered
 
 
@@ -269,7 +278,7 @@ async def _drive(
     place: Path,
     num_slots: int,
     timeout_s: float | None,
-    recovered: Any,
+    recovered: Handled | None,
 ) -> Finish:
     from strata.coordinator.client import AsyncCoordinatorClient  # noqa: PLC0415
     from strata.launch.nodes.local import LocalNode  # noqa: PLC0415

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from strata.train.context import Context
+    from strata.tune.state.events import Values
 
 ANSWER_S = 60.0
 """Longest wait for the answer to a report; then training continues without."""
@@ -43,6 +44,8 @@ class RunningTrial:
         self._metrics = order.metrics
         self._link = link
         self._asked_s: float | None = None
+        self.last_values: Values | None = None
+        """Objectives of the last report."""
 
     def report(self, *, step: int, **metrics: float) -> None:
         """Report metrics, the objective among them. Exits if the trial is to stop.
@@ -62,7 +65,8 @@ class RunningTrial:
 
     def _send(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._metrics[0] in metrics:
-            self._link.send(m.Report(step=step, values=tuple(_finite(metrics.get(name)) for name in self._metrics)))
+            self.last_values = tuple(_finite(metrics.get(name)) for name in self._metrics)
+            self._link.send(m.Report(step=step, values=self.last_values))
 
     def _stop_if_asked(self, context: Context | None) -> None:
         stop = self._link.answer()
@@ -139,7 +143,7 @@ def main() -> None:
     except Exception as error:
         link.send(m.Failure(reason=f"{type(error).__name__}: {error}"[:2_000]))
         raise
-    link.send(m.Result(values=values))
+    link.send(m.Result(values=values if values is not None else trial.last_values))
 
 
 def takes_trial(function: Callable[..., Any]) -> bool:
@@ -154,7 +158,7 @@ def takes_trial(function: Callable[..., Any]) -> bool:
     )
 
 
-def _values(result: Any, metrics: tuple[str, ...]) -> m.Values | None:
+def _values(result: Any, metrics: tuple[str, ...]) -> Values | None:
     """Return the objectives in what a training function has returned; None if they are not in there."""
     if isinstance(result, dict) and metrics[0] in result:
         return tuple(_finite(result.get(name)) for name in metrics)

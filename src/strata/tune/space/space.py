@@ -334,7 +334,7 @@ class SearchSpace:
             if isinstance(value, bool) or not isinstance(value, wanted):
                 cure = "use add_categorical for other values"
                 raise ConfigError(f"parameter {name!r}: value {value!r} is not {_article(kind)}; {cure}", field=name)
-        converted = sorted(float(each) if kind == "float" else each for each in listed)  # type: ignore[type-var,arg-type]
+        converted = sorted(float(each) if kind == "float" else each for each in listed)
         conditions = self._conditions(name, when)
         default = float(default) if kind == "float" and isinstance(default, int) else default
         return self._add(
@@ -352,7 +352,7 @@ class SearchSpace:
 
     def _conditions(self, name: str, when: Mapping[str, Any] | None) -> dict[str, tuple[Any, ...]]:
         """Check the name and the condition of a parameter; return the allowed values by parent."""
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):  # type: ignore[redundant-expr]
             raise ConfigError(
                 f"parameter name {name!r} must start with a letter and contain letters, digits, '_', '-' or '.', at "
                 "most 100 characters",
