@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from strata.train import TrainingOrchestrator as TrainingOrchestrator
     from strata.train import init as init
     from strata.trainer.trainer import Trainer as Trainer
+    from strata.tune.space import SearchSpace as SearchSpace
+    from strata.tune.study import Study as Study
 
 _HOMES = {
     "AsyncCheckpointManager": "strata.checkpoint",
@@ -36,8 +38,10 @@ _HOMES = {
     "CoordinatorClient": "strata.coordinator.client",
     "DatasetRegistry": "strata.coordinator.registry",
     "IcebergDataset": "strata.data",
+    "SearchSpace": "strata.tune.space",
     "StrataError": "strata.errors",
     "StructuredDataset": "strata.data",
+    "Study": "strata.tune.study",
     "Trainer": "strata.trainer.trainer",
     "TrainingOrchestrator": "strata.train",
     "init": "strata.train",

@@ -40,7 +40,7 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("tensordict", "tensordict"),
         ("tqdm", "tqdm"),
     ),
-    "tune": (("optuna", "optuna"),),
+    "tune": (("cloudpickle", "cloudpickle"), ("cmaes", "cmaes"), ("optuna", "optuna"), ("scipy", "scipy")),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),
 }

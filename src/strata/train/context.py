@@ -35,7 +35,7 @@ from strata.identity import Identity
 from strata.launch.environment import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
 from strata.train import pytrees, rng
-from strata.train.agreement import Agreement
+from strata.train.agreement import Agreement, Due
 from strata.train.alone import Alone
 from strata.train.loaders import Loaders
 from strata.train.membership import NoMembership
@@ -82,6 +82,16 @@ class Progress:
     @property
     def is_fresh(self) -> bool:
         return self.checkpoint is None
+
+
+_listeners: list[Callable[[Context, Mapping[str, float]], None]] = []
+
+
+def listen(listener: Callable[[Context, Mapping[str, float]], None]) -> None:
+    """Call `listener` after every report in this process, with the context and the metrics: for a program that runs
+    a training function, and follows its progress.
+    """
+    _listeners.append(listener)
 
 
 class Context:
@@ -434,6 +444,8 @@ class Context:
         if epoch is not None:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
+        for listener in _listeners:
+            listener(self, metrics)
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
         """Report the metrics that `gauges` returns, too. Another thread calls it about once a second."""
@@ -694,6 +706,15 @@ class Context:
     def is_stopping(self) -> str:
         """Return why all ranks were asked to stop; empty if they were not. For a rank that makes no steps itself."""
         return next((due.reason for due in self._agreement.take_all() if due.wish == "stop"), "")
+
+    def ask_stop(self, reason: str) -> None:
+        """Let all ranks agree on a step, save there and exit, in `maybe_checkpoint`. Return at once. A single rank does
+        so in its next call.
+        """
+        if self.world_size == 1:
+            self._agreement.agree(Due("stop", self.step, reason))
+        else:
+            self._membership.ask_stop(reason)
 
     def stop(self, reason: str) -> None:
         """Wait for the save in progress, leave the job and exit as a rank that was asked to stop."""

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from strata.launch.record.directory import RunDirectory
     from strata.launch.record.log import Which
     from strata.launch.supervisor import Finish
+    from strata.tune.space import SearchSpace
+    from strata.tune.study import Study
 
 CALLED = "strata.train.function"
 SESSION_TIMEOUT_S = 300.0
@@ -72,12 +74,15 @@ class TrainingOrchestrator:
         job_id: str = DEFAULT_JOB,
         checkpoints: str | os.PathLike[str] = "checkpoints",
         config: ClientConfig | None = None,
+        hpt_mode: Any = "random",
         **checkpoint_options: Any,
     ) -> None:
         """
         Args:
             coordinator_url: Address of the coordinator; default: start one inside this process.
             checkpoints: Directory or URL for `save` and `restore`.
+            hpt_mode: How `tune` searches: "random", "grid", "sobol", "bayesian", "cmaes", "hyperband", "asha",
+                "median", "bohb", "pbt", or a sampler object of Optuna.
             checkpoint_options: Arguments for `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
         """
         self.job_id = job_id
@@ -85,6 +90,7 @@ class TrainingOrchestrator:
         self._config = config
         self._place = checkpoints
         self._checkpoint_options = checkpoint_options
+        self._hpt_mode = hpt_mode
         self._client: CoordinatorClient | None = None
         self._embedded: EmbeddedCoordinator | None = None
         self._worker: Worker | None = None
@@ -332,6 +338,66 @@ class TrainingOrchestrator:
             logs=logs,
         )
 
+    def tune(
+        self,
+        train_fn: Callable[..., Any],
+        *,
+        space: SearchSpace,
+        num_trials: int = 100,
+        metric: str | Sequence[str] = "loss",
+        mode: str | Sequence[str] = "min",
+        workers: int = 2,
+        timeout: float | None = None,
+        max_failures: int = 3,
+        name: str = "",
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> Study:
+        """Call `train_fn(config)` or `train_fn(config, trial)` with many configurations; return the study.
+
+        The function reports its objective with `strata.init().report(step=, loss=)` or `trial.report(step=, loss=)`,
+        and may return the final value. Each call is a process of its own on this machine. One that is killed resumes
+        from its last checkpoint, and so does one that the mode pauses and promotes, if the function saves with
+        `ctx.maybe_checkpoint`. With the name of a study that exists, the study continues.
+
+        Args:
+            space: The configurations to search.
+            metric: Name of the objective in reports; several for several objectives.
+            mode: "min" or "max", one per objective.
+            workers: Number of trials that run at the same time.
+            timeout: Seconds after which running trials save and stop. The study can be continued.
+            max_failures: Failures of a trial, without progress between them, after which it is given up.
+            name: Name of the study; default: a generated one.
+            seed: The same seed and one worker give the same trials.
+            options: Options of the mode, such as `{"kind": "stop"}` for "asha".
+
+        Raises:
+            ConfigError: A setting is invalid; the message names the cure.
+            InvalidArgument: The function cannot be pickled.
+            RunFailed: All of the first trials failed; the message has the cause.
+        """
+        from strata.tune.study import tune  # noqa: PLC0415 - a higher layer, which imports this one
+
+        metrics = [metric] if isinstance(metric, str) else list(metric)
+        directions = [mode] * len(metrics) if isinstance(mode, str) else list(mode)
+        for direction in directions:
+            if direction not in ("min", "max"):
+                raise ConfigError(f"mode={direction!r} is unknown; use 'min' or 'max'", field="mode")
+        return tune(
+            train_fn,
+            space=space,
+            mode=self._hpt_mode,
+            options=options or {},
+            num_trials=num_trials,
+            metrics=metrics,
+            directions=directions,
+            workers=workers,
+            timeout_s=timeout,
+            max_failures=max_failures,
+            name=name,
+            seed=seed,
+        )
+
 
 def run_call(
     call: remote_function.Call,
@@ -383,7 +449,7 @@ def importing_ahead(function: Callable[..., Any], *preload: str) -> Iterator[Non
     from strata.launch.processes.imports import preloads  # noqa: PLC0415
     from strata.launch.processes.local import warm_ahead  # noqa: PLC0415
 
-    with warm_ahead([*preloads(CALLED, is_module=True, directory=str(Path.cwd())), *_preload_of(function, preload)]):
+    with warm_ahead([*preloads(CALLED, is_module=True, directory=str(Path.cwd())), *preload_of(function, preload)]):
         yield
 
 
@@ -426,7 +492,7 @@ def _prepare(
         checkpoints=run_directory.checkpoints_at(checkpoints, place),
         max_restarts=max_restarts,
         engine=engine,
-        preload=_preload_of(call.function, call.preload),
+        preload=preload_of(call.function, call.preload),
         function=call.name,
     )
     if engine == "ray":
@@ -446,7 +512,8 @@ def _call_directory(directory: RunDirectory) -> Path:
     return directory.path / "call"
 
 
-def _preload_of(function: Callable[..., Any], more: Sequence[str]) -> tuple[str, ...]:
+def preload_of(function: Callable[..., Any], more: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the modules that a process which calls this function will need."""
     return ("cloudpickle", *_imports_of(function), *more)
 
 

@@ -1,0 +1,195 @@
+"""Samplers of Optuna: TPE, Gaussian processes, CMA-ES, or any object with Optuna's interface.
+
+Optuna keeps its study in memory. Parameters are suggested one by one, in the order of the space, and only active ones:
+this is how Optuna handles conditions. With one worker, it gives the same configurations as Optuna alone with the same
+seed. Listed numbers are passed as their positions, which keeps their order, and choices as indices, because Optuna
+cannot distinguish 1 from True. Optuna does not know the constraints of a space: what it suggests is moved to the
+nearest configuration that they allow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strata.errors import ConfigError
+from strata.tune.samplers.base import Sampler
+from strata.tune.space.neighbors import repair
+from strata.tune.space.parameters import Choice, Float, Int
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from strata.tune.samplers.base import Direction, Outcome
+    from strata.tune.space.parameters import Config, Parameter
+    from strata.tune.space.space import SearchSpace
+
+
+def optuna_module() -> Any:
+    """
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+    try:
+        import optuna  # noqa: PLC0415 - optional, and takes half a second
+    except ImportError:
+        raise ConfigError(
+            "this mode needs Optuna, which is not installed; pip install 'strata-runtime[tune]', or use 'random', "
+            "'grid', 'sobol', 'asha' or 'hyperband'"
+        ) from None
+    return optuna
+
+
+class OptunaSampler(Sampler):
+    def __init__(
+        self,
+        space: SearchSpace,
+        sampler: Any,
+        *,
+        seed: int,
+        directions: Sequence[Direction] = ("min",),
+        is_slow: bool = False,
+    ) -> None:
+        """
+        Args:
+            sampler: An instance of `optuna.samplers.BaseSampler`.
+            seed: For what Optuna does not decide: configurations that violate a constraint.
+            is_slow: Do not ask again on a replay. A resumed study knows the same outcomes, but may continue with other
+                configurations than it would have without the interruption.
+        """
+        optuna = optuna_module()
+        if not isinstance(sampler, optuna.samplers.BaseSampler):
+            raise ConfigError(
+                f"{sampler!r} is not a sampler of Optuna; pass an instance of optuna.samplers.BaseSampler"
+            )
+        self._space = space
+        self._rng = np.random.default_rng(seed)
+        self._is_slow = is_slow
+        self._states = optuna.trial.TrialState
+        with _quiet():
+            self._study = optuna.create_study(
+                directions=[f"{each}imize" for each in directions], sampler=sampler, pruner=optuna.pruners.NopPruner()
+            )
+        self._running: dict[int, Any] = {}
+        """Optuna's trials by our numbers."""
+
+    def ask(self, number: int) -> Config:
+        trial = self._study.ask()
+        config = self._suggested(trial)
+        if self._space.is_allowed(config):
+            self._running[number] = trial
+            return config
+        with _quiet():
+            self._study.tell(trial, state=self._states.FAIL)
+        config = repair(self._space, config, self._rng)
+        self.add(number, config)
+        return config
+
+    def add(self, number: int, config: Config) -> None:
+        self._study.enqueue_trial(
+            {name: _encoded(self._space.parameters[name], value) for name, value in config.items()}
+        )
+        trial = self._study.ask()
+        self._suggested(trial)
+        self._running[number] = trial
+
+    def tell(self, number: int, outcome: Outcome) -> None:
+        trial = self._running.pop(number, None)
+        if trial is None:
+            return
+        is_single = len(self._study.directions) == 1
+        with _quiet():
+            if outcome.state == "finished" and outcome.values:
+                self._study.tell(trial, list(outcome.values))
+            elif outcome.state == "pruned" and outcome.values and is_single:
+                trial.report(outcome.values[0], outcome.step or 0)
+                self._study.tell(trial, state=self._states.PRUNED)
+            else:  # Optuna cannot prune with several objectives
+                self._study.tell(trial, state=self._states.FAIL)
+
+    def replay(self, number: int, config: Config) -> None:
+        if self._is_slow:
+            self.add(number, config)
+        else:
+            super().replay(number, config)
+
+    def _suggested(self, trial: Any) -> Config:
+        found: Config = {}
+        for name, parameter in self._space.parameters.items():
+            if parameter.is_active(found):
+                found[name] = _suggest(trial, name, parameter)
+        return found
+
+
+def _suggest(trial: Any, name: str, parameter: Parameter) -> Any:
+    if parameter.num_values == 1:
+        return parameter.value(0)
+    match parameter:
+        case Float():
+            low, high = parameter.min, parameter.max
+            return parameter.snap(trial.suggest_float(name, low, high, log=parameter.log, step=parameter.step))
+        case Int():
+            step = {} if parameter.log else {"step": parameter.step}
+            return parameter.snap(trial.suggest_int(name, parameter.min, parameter.max, log=parameter.log, **step))
+        case Choice(is_ordered=True):
+            return parameter.value(trial.suggest_int(name, 0, parameter.num_values - 1))
+        case Choice():
+            return parameter.value(trial.suggest_categorical(name, list(range(parameter.num_values))))
+    raise AssertionError(parameter)  # pragma: no cover - all kinds are listed
+
+
+def _encoded(parameter: Parameter, value: Any) -> Any:
+    return parameter.index(value) if isinstance(parameter, Choice) else value
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna from announcing a study and every failed trial on stderr; Strata has its own output."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+# -- by name -----------------------------------------------------------------------------------------------------------
+
+
+def tpe(space: SearchSpace, *, seed: int, directions: Sequence[Direction] = ("min",)) -> OptunaSampler:
+    """Return a tree-structured Parzen estimator: any space, fast, good from about twenty trials on."""
+    sampler = optuna_module().samplers.TPESampler(seed=_short(seed))
+    return OptunaSampler(space, sampler, seed=seed, directions=directions)
+
+
+def gaussian_process(space: SearchSpace, *, seed: int, directions: Sequence[Direction] = ("min",)) -> OptunaSampler:
+    """Return a Gaussian process, the best choice for few trials; TPE where torch or scipy is not installed."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("scipy") is None:
+        return tpe(space, seed=seed, directions=directions)
+    sampler = optuna_module().samplers.GPSampler(seed=_short(seed), deterministic_objective=False)
+    return OptunaSampler(space, sampler, seed=seed, directions=directions, is_slow=True)
+
+
+def cma_es(space: SearchSpace, *, seed: int, directions: Sequence[Direction] = ("min",)) -> OptunaSampler:
+    """Return CMA-ES, for long studies of continuous parameters; it draws choices at random.
+
+    Raises:
+        ConfigError: cmaes is not installed, or there are several objectives.
+    """
+    optuna = optuna_module()
+    if importlib.util.find_spec("cmaes") is None:
+        raise ConfigError("'cmaes' needs the package cmaes; pip install 'strata-runtime[tune]', or use 'bayesian'")
+    if len(directions) > 1:
+        raise ConfigError("'cmaes' optimizes one objective; use 'bayesian' for several", field="metric")
+    sampler = optuna.samplers.CmaEsSampler(seed=_short(seed), warn_independent_sampling=False)
+    return OptunaSampler(space, sampler, seed=seed, directions=directions)
+
+
+def _short(seed: int) -> int:
+    """Return a seed of 32 bits, the most that numpy's `RandomState` accepts."""
+    return seed % 2**32

@@ -1,0 +1,43 @@
+"""Schedulers: the port in `base`, and one module per algorithm. Pure: no I/O, no clock; random numbers come from a
+seed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import ConfigError
+from strata.tune.schedulers.base import CONTINUE, Resume, RunAll, Scheduler, StartNew, Verdict, Wait
+from strata.tune.schedulers.halving import asha, hyperband
+from strata.tune.schedulers.median import Median
+from strata.tune.schedulers.pbt import PopulationBased
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from strata.tune.schedulers.pbt import Perturb
+
+__all__ = ["CONTINUE", "NAMES", "Resume", "Scheduler", "StartNew", "Verdict", "Wait", "make_scheduler"]
+
+_BY_NAME: dict[str, Callable[..., Scheduler]] = {
+    "none": RunAll,
+    "asha": asha,
+    "hyperband": hyperband,
+    "median": Median,
+}
+NAMES = (*_BY_NAME, "pbt")
+
+
+def make_scheduler(name: str, options: Mapping[str, Any], *, perturb: Perturb, seed: int) -> Scheduler:
+    """Return a scheduler by its name.
+
+    Raises:
+        ConfigError: The name or an option is unknown or invalid.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"scheduler {name!r} is unknown; use {', '.join(NAMES)}", field="scheduler")
+    try:
+        return PopulationBased(perturb, seed=seed, **options) if name == "pbt" else _BY_NAME[name](**options)
+    except TypeError as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise ConfigError(f"scheduler {name!r} does not accept {given} ({error})", field="scheduler") from None

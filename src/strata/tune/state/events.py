@@ -1,0 +1,271 @@
+"""What happens in a study, as the journal stores it.
+
+Two kinds of facts make up a study. Some come from outside: an answer of the sampler, a report, the end of a trial. The
+others were decided from them: which trial to run where, which to stop. Both are stored, so a newer version that decides
+differently cannot change what has happened. A *lease* numbers the starts of a trial; whatever a worker reports under an
+old lease is ignored.
+
+JSON has no NaN: a metric that is not a finite number is None.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from strata.errors import ConfigError, LimitExceeded
+from strata.printing import counted
+
+FORMAT = 1
+MAX_TRIALS = 100_000
+MAX_SLOTS = 10_000
+MAX_OBJECTIVES = 8
+MAX_CONFIG_BYTES = 64 << 10
+MAX_REASON = 2_000
+"""Characters of a reason, such as the last words of a failed trial."""
+
+StopWhy = Literal["prune", "pause", "preempt", "end"]
+"""Why a running trial is stopped: it ends; a better one runs first; its slot is gone; the study stops."""
+Values = tuple[float | None, ...]
+
+
+class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a study is, fixed when it is created."""
+
+    name: str
+    space: dict[str, Any]
+    """As `SearchSpace.to_dict` returns it."""
+    metrics: tuple[str, ...] = ("loss",)
+    """Objectives. Schedulers compare trials by the first."""
+    directions: tuple[Literal["min", "max"], ...] = ("min",)
+    num_trials: int = 100
+    max_failures: int = 3
+    """Failures in a row, without progress between them, after which a trial has failed."""
+    sampler: str = "random"
+    scheduler: str = "none"
+    scheduler_options: dict[str, Any] = {}
+    seed: int = 0
+    ask_ahead: int = 0
+    """Configurations to ask for before a slot is free, which hides the time that a sampler takes."""
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_trials <= MAX_TRIALS:
+            raise ConfigError(f"num_trials={self.num_trials} must be between 1 and {MAX_TRIALS:,}", field="num_trials")
+        if self.max_failures < 1:
+            raise ConfigError(f"max_failures={self.max_failures} must be 1 or more", field="max_failures")
+        if not 1 <= len(self.metrics) <= MAX_OBJECTIVES or len(set(self.metrics)) != len(self.metrics):
+            raise ConfigError(
+                f"metric={list(self.metrics)} must be 1 to {MAX_OBJECTIVES} different names", field="metric"
+            )
+        if len(self.directions) != len(self.metrics):
+            raise ConfigError(
+                f"mode has {counted(len(self.directions), 'value')} for {counted(len(self.metrics), 'metric')}; pass "
+                "one for each",
+                field="mode",
+            )
+        if not 0 <= self.ask_ahead <= MAX_SLOTS:
+            raise ConfigError(f"ask_ahead={self.ask_ahead} must be between 0 and {MAX_SLOTS:,}", field="ask_ahead")
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind", omit_defaults=True):
+    at_s: float = 0.0
+    """Wall time, for people: no decision depends on it."""
+
+
+# -- from outside ------------------------------------------------------------------------------------------------------
+
+
+class Opened(Fact, frozen=True, kw_only=True):
+    """The first fact of every journal."""
+
+    spec: StudySpec
+
+
+class Asked(Fact, frozen=True, kw_only=True):
+    """The configuration of a trial is known."""
+
+    trial: int
+    config: dict[str, bool | int | float | str | None]
+    is_given: bool = False
+    """It is a default or was enqueued, so the sampler did not choose it."""
+    num_told: int = 0
+    """Ended trials that the sampler knew of when it chose."""
+
+
+class Exhausted(Fact, frozen=True, kw_only=True):
+    """The sampler has no further configuration."""
+
+    trial: int
+
+
+class Reported(Fact, frozen=True, kw_only=True):
+    """A trial has reported its objectives. Reports of other metrics are not events of the study."""
+
+    trial: int
+    lease: int
+    step: int
+    values: Values
+
+
+class Saved(Fact, frozen=True, kw_only=True):
+    """A checkpoint of a trial is committed."""
+
+    trial: int
+    lease: int
+    step: int
+    checkpoint: str
+
+
+class Finished(Fact, frozen=True, kw_only=True):
+    """The training function has returned."""
+
+    trial: int
+    lease: int
+    values: Values | None = None
+    """None: the last reported values count."""
+
+
+class Failed(Fact, frozen=True, kw_only=True):
+    """The training function has raised."""
+
+    trial: int
+    lease: int
+    reason: str
+    is_final: bool = False
+    """Another try would fail in the same way."""
+
+
+class Lost(Fact, frozen=True, kw_only=True):
+    """The worker of a trial died, or does not answer."""
+
+    trial: int
+    lease: int
+    reason: str
+    is_blameless: bool = False
+    """The trial cannot be the cause: its machine or the driver was restarted."""
+
+
+class Stopped(Fact, frozen=True, kw_only=True):
+    """The worker of a trial has saved and stopped, as it was asked to."""
+
+    trial: int
+    lease: int
+
+
+class Resized(Fact, frozen=True, kw_only=True):
+    num_slots: int
+    """Trials that can run at the same time."""
+
+
+class Extended(Fact, frozen=True, kw_only=True):
+    """The study may have more trials, and goes on if it had ended."""
+
+    num_trials: int
+
+
+class StopRequested(Fact, frozen=True, kw_only=True):
+    """Running trials save and stop; the study can be continued later."""
+
+    reason: str
+
+
+# -- decided -----------------------------------------------------------------------------------------------------------
+
+
+class Asking(Fact, frozen=True, kw_only=True):
+    """The sampler is asked for the configuration of a new trial."""
+
+    trial: int
+
+
+class Leased(Fact, frozen=True, kw_only=True):
+    """A trial runs in a slot from now on."""
+
+    trial: int
+    lease: int
+    slot: int
+    reason: str = ""
+    checkpoint: str = ""
+    """Continue from here; empty: from the start."""
+    step: int = 0
+    """Step of that checkpoint."""
+    donor: int | None = None
+    """Trial that the checkpoint is from, if not this one."""
+    config: dict[str, bool | int | float | str | None] | None = None
+    """Configuration from now on; None: as before."""
+
+
+class StopSent(Fact, frozen=True, kw_only=True):
+    """A running trial is asked to stop."""
+
+    trial: int
+    lease: int
+    why: StopWhy
+    reason: str
+
+
+class Pruned(Fact, frozen=True, kw_only=True):
+    """A paused trial will not be resumed."""
+
+    trial: int
+    reason: str
+
+
+class Ended(Fact, frozen=True, kw_only=True):
+    """The study has ended. Trials that were stopped with it stay queued or paused."""
+
+    reason: str
+    is_complete: bool
+
+
+Event = (
+    Opened
+    | Asked
+    | Exhausted
+    | Reported
+    | Saved
+    | Finished
+    | Failed
+    | Lost
+    | Stopped
+    | Resized
+    | Extended
+    | StopRequested
+    | Asking
+    | Leased
+    | StopSent
+    | Pruned
+    | Ended
+)
+FromWorker = Reported | Saved | Finished | Failed | Lost | Stopped
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def encode(event: Event) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode(line: bytes) -> Event:
+    """
+    Raises:
+        msgspec.DecodeError: The line is not an event.
+    """
+    return _decoder.decode(line)
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """
+    Raises:
+        LimitExceeded: The configuration is too large.
+    """
+    num_bytes = len(_encoder.encode(config))
+    if num_bytes > MAX_CONFIG_BYTES:
+        raise LimitExceeded(
+            f"a configuration has {num_bytes:,} bytes as JSON, at most {MAX_CONFIG_BYTES:,} are allowed; pass large "
+            "values as paths of files",
+            field="config",
+        )

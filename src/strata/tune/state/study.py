@@ -1,0 +1,468 @@
+"""The state machine of a study: which trial runs where, what follows from a report, when the study has ended.
+
+`handle` takes an event from outside, decides what follows, and returns facts for the journal and actions for the
+driver. Only `apply` changes the state, by one fact at a time: folding a journal therefore gives the same state, without
+deciding anything again. A slot is a place for one trial: a worker, or several that train together.
+
+An event that comes too late or twice is ignored: a report under an old lease, a second result, a report after a stop.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from strata.errors import InvalidArgument
+from strata.printing import counted
+from strata.tune.schedulers.base import Resume, Wait
+from strata.tune.state import events as e
+from strata.tune.state.actions import Ask, Finish, Handled, Start, Stop
+from strata.tune.state.trial import Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from strata.tune.schedulers.base import Decision, Scheduler, Verdict
+    from strata.tune.space.parameters import Config
+    from strata.tune.state.actions import Action
+
+MAX_LOSSES = 5
+"""Lost workers in a row, without progress between them, after which the trial is to blame."""
+MAX_FAILED_FIRST = 10
+"""A study whose first trials all fail ends: the training function is at fault, not the configurations."""
+
+
+class StudyState:
+    def __init__(self, spec: e.StudySpec, scheduler: Scheduler) -> None:
+        self.spec = spec
+        self.num_trials = spec.num_trials
+        self.num_slots = 0
+        self.trials: dict[int, Trial] = {}
+        self.asking: dict[int, None] = {}
+        """Trials whose configurations the sampler is asked for, oldest first."""
+        self.num_asked = 0
+        """Number of the next trial."""
+        self.stop_reason = ""
+        self.ended: e.Ended | None = None
+        self.has_value = False
+        """A trial has reported a finite objective, so the training function works."""
+        self.num_failed = 0
+        self._is_exhausted = False
+        self._scheduler = scheduler
+        self._slots: dict[int, int] = {}
+        """Slot → trial."""
+        self._queue: dict[int, None] = {}
+        """Trials that wait for a slot, oldest first."""
+        self._paused: dict[int, None] = {}
+        self._appliers: dict[type, Callable[..., Verdict | None]] = {
+            e.Opened: lambda _: None,
+            e.Asked: self._asked,
+            e.Exhausted: self._exhausted,
+            e.Reported: self._reported,
+            e.Saved: self._saved,
+            e.Finished: self._finished,
+            e.Failed: self._failed,
+            e.Lost: self._lost,
+            e.Stopped: self._stopped,
+            e.Resized: self._resized,
+            e.Extended: self._extended,
+            e.StopRequested: self._stop_requested,
+            e.Asking: self._asking_begun,
+            e.Leased: self._leased,
+            e.StopSent: self._stop_sent,
+            e.Pruned: self._pruned,
+            e.Ended: self._study_ended,
+        }
+
+    @classmethod
+    def replay(cls, spec: e.StudySpec, scheduler: Scheduler, facts: Iterable[e.Event]) -> StudyState:
+        """Return the state that these facts lead to."""
+        state = cls(spec, scheduler)
+        for fact in facts:
+            state.apply(fact)
+        return state
+
+    @property
+    def running(self) -> list[Trial]:
+        """Running trials, by slot."""
+        return [self.trials[self._slots[slot]] for slot in sorted(self._slots)]
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def handle(self, event: e.Event, *, now_s: float = 0.0) -> Handled:
+        """Return what follows from an event.
+
+        Raises:
+            InvalidArgument: The event cannot be one of this study; nothing was changed.
+        """
+        ignored = self._check(event)
+        if ignored:
+            return Handled(ignored=ignored)
+        event = msgspec.structs.replace(event, at_s=now_s)
+        verdict = self.apply(event)
+        facts: list[e.Event] = [event]
+        actions: list[Action] = []
+        for fact in self._decide(event, verdict):
+            fact = msgspec.structs.replace(fact, at_s=now_s)
+            actions += self._actions(fact)
+            self.apply(fact)
+            facts.append(fact)
+        return Handled(tuple(facts), tuple(actions))
+
+    def recover(self, *, now_s: float = 0.0) -> Handled:
+        """Continue after a restart of the driver: running trials were lost with it, unanswered questions are asked
+        again, and a stop that was requested before is over.
+        """
+        known: list[e.Event] = []
+        if self.stop_reason or (self.ended is not None and not self.ended.is_complete):
+            known.append(e.Extended(num_trials=self.num_trials, at_s=now_s))
+        known += [
+            e.Lost(trial=each.number, lease=each.lease, reason="the study was restarted", is_blameless=True, at_s=now_s)
+            for each in self.running
+        ]
+        for fact in known:
+            self.apply(fact)
+        asks = tuple(Ask(number) for number in self.asking)
+        handled = self.handle(e.Resized(num_slots=0), now_s=now_s)  # the driver announces its slots when it has them
+        return Handled((*known, *handled.facts), asks + handled.actions)
+
+    def apply(self, fact: e.Event) -> Verdict | None:
+        """Change the state by one fact; return the scheduler's verdict on a report."""
+        return self._appliers[type(fact)](fact)
+
+    def _check(self, event: e.Event) -> str:
+        """Return why an event is ignored; empty if it counts."""
+        match event:
+            case e.Asked(trial=number, config=config):
+                if number not in self.asking:
+                    return f"nobody has asked for trial {number}"
+                e.check_config(config)
+            case e.Exhausted(trial=number):
+                return "" if number in self.asking else f"nobody has asked for trial {number}"
+            case e.Resized(num_slots=num_slots):
+                if not 0 <= num_slots <= e.MAX_SLOTS:
+                    raise InvalidArgument(f"num_slots={num_slots} must be between 0 and {e.MAX_SLOTS:,}")
+            case e.Extended(num_trials=num_trials):
+                if not self.num_asked <= num_trials <= e.MAX_TRIALS:
+                    raise InvalidArgument(
+                        f"num_trials={num_trials:,} must be between {self.num_asked:,}, the trials that exist, and "
+                        f"{e.MAX_TRIALS:,}",
+                        field="num_trials",
+                    )
+            case e.StopRequested():
+                return "the study has already been stopped" if self.stop_reason or self.ended else ""
+            case e.Reported() | e.Saved() | e.Finished() | e.Failed() | e.Lost() | e.Stopped():
+                return self._check_worker(event)
+            case _:
+                raise InvalidArgument(f"{type(event).__name__} is decided by the study itself")
+        return ""
+
+    def _check_worker(self, event: e.FromWorker) -> str:
+        trial = self.trials.get(event.trial)
+        if trial is None:
+            return f"there is no trial {event.trial}"
+        if trial.is_over:
+            return f"trial {trial.number} has already {trial.state}"
+        if event.lease != trial.lease or trial.state != "running":
+            return f"trial {trial.number} no longer runs under lease {event.lease}"
+        values = event.values if isinstance(event, e.Reported | e.Finished) else None
+        if values is not None and len(values) != len(self.spec.metrics):
+            raise InvalidArgument(
+                f"trial {trial.number} has {counted(len(values), 'value')}; the study has "
+                f"{counted(len(self.spec.metrics), 'objective')}: {', '.join(self.spec.metrics)}",
+                field="values",
+            )
+        if isinstance(event, e.Reported):
+            if event.step < 0:
+                raise InvalidArgument(f"step={event.step} of trial {trial.number} must be 0 or more", field="step")
+            if trial.stopping is not None:
+                return f"trial {trial.number} was asked to stop"
+            if trial.step is not None and event.step <= trial.step:
+                return f"trial {trial.number} has already reported step {trial.step}"
+        return ""
+
+    # -- decisions -------------------------------------------------------------------------------------------------
+
+    def _decide(self, event: e.Event, verdict: Verdict | None) -> Iterator[e.Event]:
+        """Yield facts, each of which is applied before the next is decided."""
+        if verdict is not None and verdict.what != "continue":
+            assert isinstance(event, e.Reported)
+            why: e.StopWhy = "prune" if verdict.what == "stop" else "pause"
+            yield e.StopSent(trial=event.trial, lease=event.lease, why=why, reason=verdict.reason)
+        if isinstance(event, e.Saved):
+            return
+        while (fact := self._next_fact()) is not None:
+            yield fact
+
+    def _next_fact(self) -> e.Event | None:
+        if self.ended is not None:
+            return None
+        if self.stop_reason:
+            return self._wind_down()
+        if not self.has_value and self.num_failed >= max(MAX_FAILED_FIRST, 2 * self.num_slots):
+            last = next(each for each in reversed(self.trials.values()) if each.state == "failed")
+            return e.StopRequested(reason=f"the first {self.num_failed} trials failed, the last with: {last.reason}")
+        for trial in self.running:
+            if trial.slot is not None and trial.slot >= self.num_slots and trial.stopping is None:
+                return _stop(trial, "preempt", "its slot is gone")
+        return self._next_lease() or self._next_ahead() or self._next_end()
+
+    def _wind_down(self) -> e.Event | None:
+        for trial in self.running:
+            if trial.stopping is None:
+                return _stop(trial, "end", self.stop_reason)
+        return None if self._slots or self.asking else e.Ended(reason=self.stop_reason, is_complete=False)
+
+    def _next_lease(self) -> e.Event | None:
+        """Return what happens in the first free slot."""
+        num_free = self.num_slots - sum(slot < self.num_slots for slot in self._slots)
+        if num_free <= 0:
+            return None
+        slot = next(each for each in range(self.num_slots) if each not in self._slots)
+        waiting = next((number for number in self._queue if self.trials[number].lease), None)
+        if waiting is not None:
+            return self._lease(self.trials[waiting], slot, "continues")
+        choice = self._choose()
+        if isinstance(choice, Wait):
+            return None
+        if isinstance(choice, Resume):
+            trial = self.trials[choice.trial]
+            donor = self.trials[choice.donor] if choice.donor is not None else None
+            return self._lease(trial, slot, choice.reason, donor, choice.config)
+        if self._queue:
+            return self._lease(self.trials[next(iter(self._queue))], slot, "")
+        return e.Asking(trial=self.num_asked) if self._can_ask and len(self.asking) < num_free else None
+
+    def _lease(
+        self, trial: Trial, slot: int, reason: str, donor: Trial | None = None, config: Config | None = None
+    ) -> e.Leased:
+        source = donor if donor is not None and donor.checkpoint else trial
+        return e.Leased(
+            trial=trial.number,
+            lease=trial.lease + 1,
+            slot=slot,
+            reason=reason,
+            checkpoint=source.checkpoint,
+            step=source.checkpoint_step,
+            donor=source.number if source is not trial else None,
+            config=config,
+        )
+
+    def _next_ahead(self) -> e.Event | None:
+        num_ready = len(self._queue) + len(self.asking)
+        return e.Asking(trial=self.num_asked) if self._can_ask and num_ready < self.spec.ask_ahead else None
+
+    def _next_end(self) -> e.Event | None:
+        if self._slots or self._queue or self.asking or self._can_ask or not isinstance(self._choose(), Wait):
+            return None
+        for number in self._paused:
+            return e.Pruned(trial=number, reason=self.trials[number].reason)
+        return e.Ended(reason=f"all {counted(len(self.trials), 'trial')} have ended", is_complete=True)
+
+    def _choose(self) -> Decision:
+        has_new = bool(self._queue) or bool(self.asking) or self._can_ask
+        return self._scheduler.choose(self._paused.keys(), self._slots.values(), has_new=has_new)
+
+    @property
+    def _can_ask(self) -> bool:
+        return self.num_asked < self.num_trials and not self._is_exhausted
+
+    def _actions(self, fact: e.Event) -> Iterator[Action]:
+        match fact:
+            case e.Asking(trial=number):
+                yield Ask(number)
+            case e.Leased(trial=number):
+                config = fact.config if fact.config is not None else self.trials[number].config
+                yield Start(number, fact.lease, fact.slot, config, fact.checkpoint, fact.step)
+            case e.StopSent(trial=number):
+                slot = self.trials[number].slot
+                assert slot is not None
+                yield Stop(number, fact.lease, slot, fact.reason, is_saving=fact.why != "prune")
+            case e.Ended():
+                yield Finish(fact.reason, fact.is_complete)
+
+    # -- apply -----------------------------------------------------------------------------------------------------
+
+    def _asking_begun(self, fact: e.Asking) -> None:
+        self.asking[fact.trial] = None
+        self.num_asked = fact.trial + 1
+
+    def _asked(self, fact: e.Asked) -> None:
+        self.asking.pop(fact.trial, None)
+        self.trials[fact.trial] = Trial(fact.trial, dict(fact.config), is_given=fact.is_given)
+        self._queue[fact.trial] = None
+
+    def _exhausted(self, fact: e.Exhausted) -> None:
+        self.asking.pop(fact.trial, None)
+        self._is_exhausted = True
+
+    def _leased(self, fact: e.Leased) -> None:
+        trial = self.trials[fact.trial]
+        if fact.config is not None:
+            trial.config = dict(fact.config)
+        if fact.donor is not None:
+            trial.donors.append(fact.donor)
+            trial.checkpoint, trial.checkpoint_step, trial.step = fact.checkpoint, fact.step, fact.step
+            trial.series.cut(fact.step)
+        if not trial.lease:
+            trial.started_s = fact.at_s
+            self._scheduler.started(trial.number, trial.config)
+        elif trial.state == "paused":
+            self._scheduler.resumed(trial.number, trial.config)
+        trial.state, trial.slot, trial.lease, trial.lease_step = "running", fact.slot, fact.lease, trial.step
+        self._queue.pop(fact.trial, None)
+        self._paused.pop(fact.trial, None)
+        self._slots[fact.slot] = fact.trial
+
+    def _reported(self, fact: e.Reported) -> Verdict:
+        trial = self.trials[fact.trial]
+        trial.step, trial.values = fact.step, fact.values
+        trial.series.add(fact.step, fact.values)
+        loss = self.loss(fact.values)
+        trial.best = min(trial.best, loss)
+        self.has_value |= loss < math.inf
+        is_contended = bool(self._queue) or bool(self._paused) or self._can_ask
+        return self._scheduler.reported(trial.number, fact.step, loss, is_contended=is_contended)
+
+    def _saved(self, fact: e.Saved) -> None:
+        trial = self.trials[fact.trial]
+        trial.checkpoint, trial.checkpoint_step = fact.checkpoint, fact.step
+
+    def _stop_sent(self, fact: e.StopSent) -> None:
+        trial = self.trials[fact.trial]
+        trial.stopping, trial.reason = fact.why, fact.reason[: e.MAX_REASON]
+
+    def _stopped(self, fact: e.Stopped) -> None:
+        trial = self.trials[fact.trial]
+        if trial.stopping is None:  # not by us
+            self._count_loss(trial, "it stopped without being asked to", fact.at_s)
+        else:
+            self._obeyed(trial, fact.at_s)
+
+    def _finished(self, fact: e.Finished) -> None:
+        trial = self.trials[fact.trial]
+        values = fact.values if fact.values is not None else trial.values
+        metrics = self.spec.metrics
+        if not values:
+            names = " and ".join(metrics)
+            self._over(trial, "failed", fact.at_s, f"it returned without having reported {names}; report or return it")
+        elif missing := [name for name, value in zip(metrics, values, strict=True) if not _is_finite(value)]:
+            trial.values = values
+            self._over(trial, "failed", fact.at_s, f"{' and '.join(missing)} is not a finite number at its end")
+        else:
+            trial.values = values
+            trial.best = min(trial.best, self.loss(values))
+            self.has_value = True
+            self._over(trial, "finished", fact.at_s, "")
+
+    def _failed(self, fact: e.Failed) -> None:
+        trial = self.trials[fact.trial]
+        trial.num_failures = 1 if trial.has_progressed else trial.num_failures + 1
+        if trial.stopping == "prune":
+            self._obeyed(trial, fact.at_s)
+        elif fact.is_final or trial.num_failures >= self.spec.max_failures:
+            self._over(trial, "failed", fact.at_s, fact.reason)
+        elif trial.stopping is not None:
+            self._obeyed(trial, fact.at_s)
+        else:
+            self._requeue(trial, fact.reason)
+
+    def _lost(self, fact: e.Lost) -> None:
+        trial = self.trials[fact.trial]
+        if trial.stopping is not None:
+            self._obeyed(trial, fact.at_s)
+        elif fact.is_blameless:
+            self._requeue(trial, fact.reason)
+        else:
+            self._count_loss(trial, fact.reason, fact.at_s)
+
+    def _count_loss(self, trial: Trial, reason: str, at_s: float) -> None:
+        trial.num_losses = 1 if trial.has_progressed else trial.num_losses + 1
+        if trial.num_losses >= MAX_LOSSES:
+            text = f"its worker was lost {trial.num_losses} times without progress, the last time: {reason}"
+            self._over(trial, "failed", at_s, text)
+        else:
+            self._requeue(trial, reason)
+
+    def _obeyed(self, trial: Trial, at_s: float) -> None:
+        """A trial that was asked to stop has stopped, or died instead: the decision stands."""
+        if trial.stopping == "prune":
+            self._over(trial, "pruned", at_s, trial.reason)
+        elif trial.stopping == "pause":
+            self._release(trial)
+            trial.state = "paused"
+            self._paused[trial.number] = None
+        else:
+            self._requeue(trial, trial.reason)
+
+    def _requeue(self, trial: Trial, reason: str) -> None:
+        self._release(trial)
+        trial.state, trial.reason = "queued", reason[: e.MAX_REASON]
+        self._queue[trial.number] = None
+
+    def _pruned(self, fact: e.Pruned) -> None:
+        self._over(self.trials[fact.trial], "pruned", fact.at_s, fact.reason)
+
+    def _over(self, trial: Trial, state: Any, at_s: float, reason: str) -> None:
+        self._release(trial)
+        self._queue.pop(trial.number, None)
+        self._paused.pop(trial.number, None)
+        trial.state, trial.reason, trial.ended_s = state, reason[: e.MAX_REASON], at_s
+        self.num_failed += state == "failed"
+        self._scheduler.ended(trial.number, is_failed=state == "failed")
+
+    def _release(self, trial: Trial) -> None:
+        if trial.slot is not None:
+            del self._slots[trial.slot]
+        trial.slot = trial.stopping = None
+
+    def _resized(self, fact: e.Resized) -> None:
+        self.num_slots = fact.num_slots
+
+    def _extended(self, fact: e.Extended) -> None:
+        self.num_trials, self.stop_reason, self.ended = fact.num_trials, "", None
+
+    def _stop_requested(self, fact: e.StopRequested) -> None:
+        self.stop_reason = fact.reason[: e.MAX_REASON] or "stop requested"
+
+    def _study_ended(self, fact: e.Ended) -> None:
+        self.ended = fact
+
+    # -- results ---------------------------------------------------------------------------------------------------
+
+    def loss(self, values: e.Values, objective: int = 0) -> float:
+        """Return an objective so that lower is better; infinite if it is not a number."""
+        value = values[objective] if values else None
+        if value is None or not math.isfinite(value):
+            return math.inf
+        return value if self.spec.directions[objective] == "min" else -value
+
+    @property
+    def best(self) -> Trial | None:
+        """The finished trial with the best result; with several objectives, by the first."""
+        found = [each for each in self.trials.values() if each.state == "finished"]
+        return min(found, key=lambda each: (self.loss(each.values), each.number), default=None)
+
+    @property
+    def pareto(self) -> list[Trial]:
+        """The finished trials that no other one beats in all objectives."""
+        found = [each for each in self.trials.values() if each.state == "finished"]
+        losses = {
+            each.number: tuple(self.loss(each.values, number) for number in range(len(self.spec.metrics)))
+            for each in found
+        }
+        return [each for each in found if not any(_dominates(losses[o.number], losses[each.number]) for o in found)]
+
+
+def _stop(trial: Trial, why: e.StopWhy, reason: str) -> e.StopSent:
+    return e.StopSent(trial=trial.number, lease=trial.lease, why=why, reason=reason)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a != b and all(x <= y for x, y in zip(a, b, strict=True))

@@ -1,0 +1,84 @@
+"""One trial: its configuration, where it runs, what it has reported."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from strata.tune.space.parameters import Config
+    from strata.tune.state.events import StopWhy, Values
+
+TrialState = Literal["queued", "running", "paused", "finished", "pruned", "failed"]
+OVER: frozenset[TrialState] = frozenset({"finished", "pruned", "failed"})
+MAX_SERIES = 1_000
+"""Reports of a trial that are kept. Beyond that, every second one is dropped, and then only every second one is added;
+the last one is always known.
+"""
+
+
+@dataclass(slots=True)
+class Series:
+    """Reported values by step, thinned to a bounded length."""
+
+    points: list[tuple[int, Values]] = field(default_factory=list)
+    stride: int = 1
+    num_reports: int = 0
+
+    def add(self, step: int, values: Values) -> None:
+        if self.num_reports % self.stride == 0:
+            self.points.append((step, values))
+            if len(self.points) > MAX_SERIES:
+                self.points = self.points[::2]
+                self.stride *= 2
+        self.num_reports += 1
+
+    def cut(self, step: int) -> None:
+        """Forget reports after a step: the trial continues from there, in another way."""
+        self.points = [each for each in self.points if each[0] <= step]
+        self.num_reports = len(self.points) * self.stride
+
+
+@dataclass(slots=True)
+class Trial:
+    number: int
+    config: Config
+    is_given: bool = False
+    state: TrialState = "queued"
+    lease: int = 0
+    """Number of its starts; what comes under an earlier lease is ignored."""
+    slot: int | None = None
+    """Where it runs."""
+    stopping: StopWhy | None = None
+    """It was asked to stop, for this reason."""
+    reason: str = ""
+    """Why it was stopped, paused or failed, in words."""
+    step: int | None = None
+    """Last step that was reported."""
+    values: Values = ()
+    """Objectives of the last report; of the result, once it has finished."""
+    best: float = math.inf
+    """Lowest loss of the first objective that was reported."""
+    series: Series = field(default_factory=Series)
+    checkpoint: str = ""
+    checkpoint_step: int = 0
+    num_failures: int = 0
+    """Failures in a row without progress."""
+    num_losses: int = 0
+    """Lost workers in a row without progress."""
+    lease_step: int | None = None
+    """Last step before the current lease."""
+    donors: list[int] = field(default_factory=list)
+    """Trials whose checkpoints it has continued from."""
+    started_s: float | None = None
+    ended_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether it has reported a new step under the current lease."""
+        return self.step != self.lease_step

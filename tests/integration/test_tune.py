@@ -1,0 +1,221 @@
+"""Tuning with real processes: the snippet of the roadmap, pruning, failures, kills of workers and of the driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strata import SearchSpace, Study, TrainingOrchestrator
+from strata.errors import ConfigError, RunFailed
+
+pytest.importorskip("cloudpickle")
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STRATA_RUNS_DIR", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def space() -> SearchSpace:
+    found = SearchSpace()
+    found.add_float("learning_rate", min=1e-5, max=1e-2, log=True)
+    found.add_int("batch_size", values=[32, 64, 128])
+    return found
+
+
+def test_the_snippet_of_the_roadmap_finds_a_good_configuration(runs: Path) -> None:
+    def my_train_fn(config: dict[str, Any], trial: Any) -> None:
+        import math
+
+        for step in range(1, 10):
+            trial.report(step=step, loss=abs(math.log10(config["learning_rate"]) + 3) + 1 / step)
+
+    orchestrator = TrainingOrchestrator(hpt_mode="hyperband")
+    study = orchestrator.tune(my_train_fn, space=space(), num_trials=12, name="sweep")
+
+    assert study.is_complete
+    assert len(study.trials) == 12
+    states = [each.state for each in study.trials]
+    assert states.count("finished") >= 1
+    assert states.count("pruned") >= 3
+    assert study.best.values[0] == min(each.values[0] for each in study.trials if each.state == "finished")
+    frame = study.dataframe()
+    assert list(frame["state"]) == states
+    assert {"loss", "config.learning_rate", "config.batch_size"} <= set(frame.columns)
+    assert Study.load(runs / "sweep").best.config == study.best.config
+
+
+def test_a_function_that_fails_hangs_nothing_and_is_marked_with_its_last_words() -> None:
+    def train(config: dict[str, Any]) -> float:
+        if config["batch_size"] == 128:
+            raise ValueError("out of luck")
+        return float(config["batch_size"])
+
+    grid = SearchSpace().add_int("batch_size", values=[32, 64, 128])
+    study = TrainingOrchestrator(hpt_mode="grid").tune(train, space=grid, num_trials=9, max_failures=1, workers=2)
+
+    assert study.best.config == {"batch_size": 32}
+    assert {each.config["batch_size"]: each.state for each in study.trials} == {
+        32: "finished",
+        64: "finished",
+        128: "failed",
+    }
+    failed = next(each for each in study.trials if each.state == "failed")
+    assert failed.reason == "ValueError: out of luck"
+
+
+def test_a_killed_trial_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    marks = str(tmp_path / "marks")
+
+    def train(config: dict[str, Any]) -> None:
+        import os
+        import signal
+        from pathlib import Path
+
+        import torch
+
+        import strata
+
+        ctx = strata.init(every=1)
+        model = torch.nn.Linear(1, 1)
+        progress = ctx.restore({"model": model})
+        with Path(marks).open("a") as file:
+            file.write(f"{progress.step}\n")
+        for step in range(progress.step + 1, 7):
+            ctx.report(step=step, loss=1.0 / step)
+            save = ctx.maybe_checkpoint({"model": model})
+            if step == 4 and progress.is_fresh:
+                if save is not None:
+                    save.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+        ctx.close()
+
+    one = SearchSpace().add_float("x", min=0, max=1)
+    study = TrainingOrchestrator(hpt_mode="random").tune(train, space=one, num_trials=1, workers=1)
+
+    assert study.best.values == (1.0 / 6,)
+    assert study.best.lease == 2
+    assert Path(marks).read_text().split() == ["0", "4"]
+    assert study.best_checkpoint
+
+
+def test_a_promoted_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    marks = str(tmp_path / "marks")
+
+    def train(config: dict[str, Any]) -> None:
+        from pathlib import Path
+
+        import torch
+
+        import strata
+
+        ctx = strata.init(every=1000)
+        model = torch.nn.Linear(1, 1)
+        progress = ctx.restore({"model": model})
+        with Path(marks).open("a") as file:
+            file.write(f"{config['x']} {progress.step}\n")
+        for step in range(progress.step + 1, 9):
+            ctx.report(step=step, loss=config["x"] / step)
+            ctx.maybe_checkpoint({"model": model})
+        ctx.close()
+
+    grid = SearchSpace().add_float("x", values=[1.0, 2.0])
+    options = {"eta": 2, "min_step": 2}
+    study = TrainingOrchestrator(hpt_mode="asha").tune(train, space=grid, num_trials=2, workers=1, options=options)
+
+    assert study.best.config == {"x": 1.0}
+    assert study.best.values == (1.0 / 8,)
+    assert [each.state for each in study.trials].count("pruned") == 1
+    starts = [line.split() for line in Path(marks).read_text().splitlines()]
+    resumed = [int(step) for x, step in starts if x == "1.0"]
+    assert resumed[0] == 0
+    assert all(step >= 2 for step in resumed[1:])
+    assert len(resumed) == study.best.lease
+
+
+def test_the_same_seed_and_one_worker_give_the_same_trials_and_results() -> None:
+    def train(config: dict[str, Any], trial: Any) -> None:
+        for step in range(1, 10):
+            trial.report(step=step, loss=config["learning_rate"] * config["batch_size"] / step)
+
+    def tune(seed: int) -> list[Any]:
+        found = TrainingOrchestrator(hpt_mode="bohb").tune(train, space=space(), num_trials=8, workers=1, seed=seed)
+        return [(each.config, each.state, each.step, each.values, each.lease) for each in found.trials]
+
+    first = tune(3)
+
+    assert first == tune(3)
+    assert {state for _, state, *_ in first} == {"finished", "pruned"}
+
+
+def test_an_optuna_sampler_object_is_a_mode() -> None:
+    optuna = pytest.importorskip("optuna")
+
+    def train(config: dict[str, Any]) -> float:
+        return float(config["batch_size"])
+
+    sampler = optuna.samplers.TPESampler(seed=1)
+    study = TrainingOrchestrator(hpt_mode=sampler).tune(train, space=space(), num_trials=4, mode="max")
+
+    assert study.best.values == (max(each.config["batch_size"] for each in study.trials),)
+
+
+def test_a_study_whose_driver_was_killed_continues_and_no_trial_has_two_results(tmp_path: Path, runs: Path) -> None:
+    script = tmp_path / "sweep.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys, time
+            from strata import SearchSpace, TrainingOrchestrator
+
+            def train(config, trial):
+                for step in range(1, 4):
+                    trial.report(step=step, loss=config["x"] + 1 / step)
+
+            if __name__ == "__main__":
+                space = SearchSpace().add_float("x", min=0, max=1)
+                study = TrainingOrchestrator().tune(train, space=space, num_trials=8, workers=2, name="killed")
+                print(study)
+            """
+        )
+    )
+    command = [sys.executable, str(script)]
+    first = subprocess.Popen(command)
+    journal = runs / "killed" / "study.jsonl"
+    while first.poll() is None and (not journal.exists() or journal.read_text().count('"Finished"') < 2):
+        time.sleep(0.01)  # until two results are durable
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+
+    subprocess.run(command, check=True, timeout=300)
+
+    study = Study.load(runs / "killed")
+    assert [each.state for each in study.trials] == ["finished"] * 8
+    assert journal.read_text().count('"Finished"') == 8
+
+
+def test_a_function_that_never_works_ends_the_study_with_the_cause() -> None:
+    def train(config: dict[str, Any]) -> None:
+        raise NameError("name 'modle' is not defined")
+
+    with pytest.raises(RunFailed, match="the first 10 trials failed, the last with: NameError: name 'modle'"):
+        TrainingOrchestrator().tune(train, space=space(), num_trials=50, max_failures=1, workers=4)
+
+
+def test_invalid_arguments_are_refused_with_the_cure() -> None:
+    tuner = TrainingOrchestrator(hpt_mode="best")
+    with pytest.raises(ConfigError, match="hpt_mode='best' is unknown; use random, grid"):
+        tuner.tune(print, space=space())
+    with pytest.raises(ConfigError, match="space has no parameters"):
+        tuner.tune(print, space=SearchSpace())
+    with pytest.raises(ConfigError, match="mode='up' is unknown; use 'min' or 'max'"):
+        tuner.tune(print, space=space(), mode="up")
