@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from strata.checkpoint.policy import Strategy
     from strata.data.order.steps import Tail
     from strata.launch.environment import WorkerSpec
-    from strata.train.agreement import Due
     from strata.train.meeting import Meetings
     from strata.train.membership import Membership
     from strata.train.roles import Companion
