@@ -174,7 +174,6 @@ def test_a_study_whose_driver_was_killed_continues_and_no_trial_has_two_results(
     script.write_text(
         textwrap.dedent(
             """
-            import sys, time
             from strata import SearchSpace, TrainingOrchestrator
 
             def train(config, trial):
@@ -189,14 +188,17 @@ def test_a_study_whose_driver_was_killed_continues_and_no_trial_has_two_results(
         )
     )
     command = [sys.executable, str(script)]
-    first = subprocess.Popen(command)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    first = subprocess.Popen(command, cwd=elsewhere)
     journal = runs / "killed" / "study.jsonl"
     while first.poll() is None and (not journal.exists() or journal.read_text().count('"Finished"') < 2):
         time.sleep(0.01)  # until two results are durable
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
+    elsewhere.rmdir()
 
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=300, cwd=tmp_path)
 
     study = Study.load(runs / "killed")
     assert [each.state for each in study.trials] == ["finished"] * 8

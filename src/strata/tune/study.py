@@ -181,7 +181,11 @@ def tune(
 
 
 def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDirectory:
-    """Create or open the directory of a study, with the function in it."""
+    """Create or open the directory of a study, with the function in it.
+
+    Raises:
+        JournalLocked: The study is running.
+    """
     from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
     from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
     from strata.train import function as remote  # noqa: PLC0415
@@ -201,7 +205,12 @@ def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDire
         preload=preload_of(train_fn),
         function=getattr(train_fn, "__qualname__", type(train_fn).__name__),
     )
-    directory = runs.create(spec) if is_new else runs.open_run(chosen)
+    if is_new:
+        directory = runs.create(spec)
+    else:
+        StudyJournal(place / JOURNAL).close()  # raises if the study is running
+        directory = runs.open_run(chosen)
+        directory.write_spec(spec)  # perhaps called from another directory, with another function
     remote.write_call(place / "call" / remote.FUNCTION, remote.Call(train_fn, (), {}))
     return directory
 

@@ -104,7 +104,8 @@ class _Link:
     def answer(self) -> m.StopTrial | None:
         """Wait until all reports are answered; return the request to stop, if there is one."""
         with self._answered:
-            self._answered.wait_for(lambda: self._stop is not None or self._num_open <= 0, ANSWER_S)
+            if not self._answered.wait_for(lambda: self._stop is not None or self._num_open == 0, ANSWER_S):
+                self._num_open = 0
             return self._stop
 
     def receive(self) -> m.ToTrial | None:
@@ -119,7 +120,7 @@ class _Link:
             with self._answered:
                 if isinstance(message, m.StopTrial):
                     self._stop = message
-                self._num_open -= 1
+                self._num_open = max(0, self._num_open - 1)
                 self._answered.notify()
 
 

@@ -42,23 +42,43 @@ class _Rung:
     step: int
     ranked: list[tuple[float, int]] = field(default_factory=list)
     """Loss and trial, the best first."""
+    waiting: list[tuple[float, int]] = field(default_factory=list)
+    """Those of them that may still be promoted, in the same order."""
+    losses: dict[int, float] = field(default_factory=dict)
     promoted: set[int] = field(default_factory=set)
 
     def add(self, trial: int, loss: float) -> None:
+        self.losses[trial] = loss
         insort(self.ranked, (loss, trial))
+        if loss < math.inf:
+            insort(self.waiting, (loss, trial))
+
+    def promote(self, trial: int) -> None:
+        self.promoted.add(trial)
+        self.withdraw(trial)
+
+    def withdraw(self, trial: int) -> None:
+        loss = self.losses.get(trial, math.inf)
+        at = bisect_left(self.waiting, (loss, trial))
+        if at < len(self.waiting) and self.waiting[at][1] == trial:
+            del self.waiting[at]
 
     def remove(self, trial: int) -> None:
-        self.ranked = [each for each in self.ranked if each[1] != trial]
+        self.withdraw(trial)
+        self.ranked.remove((self.losses.pop(trial), trial))
         self.promoted.discard(trial)
 
-    def rank(self, trial: int, loss: float) -> int:
+    def rank(self, loss: float, trial: int) -> int:
         return bisect_left(self.ranked, (loss, trial))
 
-    def best(self, num: int, among: Collection[int]) -> int | None:
-        """Return the best of the first `num` trials that was not promoted and is among these."""
-        for loss, trial in self.ranked[:num]:
-            if trial in among and trial not in self.promoted and loss < math.inf:
-                return trial
+    def best(self, num: int, among: Collection[int]) -> tuple[int, int] | None:
+        """Return the best of the first `num` trials that waits and is among these, and its rank."""
+        for loss, trial in self.waiting:
+            rank = self.rank(loss, trial)
+            if rank >= num:
+                return None
+            if trial in among:
+                return trial, rank
         return None
 
 
@@ -136,7 +156,7 @@ class Halving(Scheduler):
         rung = None
         while (below := self._next_step(bracket, place.num_rungs)) is not None and below <= step:
             if rung is not None:
-                rung.promoted.add(trial)  # one report has passed several rungs
+                rung.promote(trial)  # one report has passed several rungs
             rung = self._rung(bracket, place.num_rungs)
             rung.add(trial, loss)
             place.num_rungs += 1
@@ -147,20 +167,26 @@ class Halving(Scheduler):
     def resumed(self, trial: int, config: Config) -> None:  # noqa: ARG002
         place = self._places[trial]
         if place.num_rungs:
-            self._brackets[place.bracket].rungs[place.num_rungs - 1].promoted.add(trial)
+            self._brackets[place.bracket].rungs[place.num_rungs - 1].promote(trial)
 
     def ended(self, trial: int, *, is_failed: bool) -> None:
         place = self._places.pop(trial, None)
-        if place is not None and is_failed:
-            for rung in self._brackets[place.bracket].rungs[: place.num_rungs]:
+        if place is None:
+            return
+        rungs = self._brackets[place.bracket].rungs[: place.num_rungs]
+        if is_failed:
+            for rung in rungs:
                 rung.remove(trial)
+        elif rungs:
+            rungs[-1].withdraw(trial)
 
     def choose(self, paused: Collection[int], running: Collection[int], *, has_new: bool) -> Decision:
         if self._kind == "promote" and paused:
             for rung in self._from_highest():
-                trial = rung.best(len(rung.ranked) // self._eta, paused)
-                if trial is not None:
-                    return Resume(trial, self._praise(rung, trial))
+                found = rung.best(len(rung.ranked) // self._eta, paused)
+                if found is not None:
+                    trial, rank = found
+                    return Resume(trial, f"place {rank + 1} of {len(rung.ranked)} at step {rung.step}")
         if has_new:
             return StartNew()
         return self._finish(paused, running)
@@ -169,34 +195,30 @@ class Halving(Scheduler):
         """Without new trials, rungs with fewer than η trials would promote none: let the best of each go on, once no
         other trial can reach the rung.
         """
-        coming = {place.bracket: MAX_RUNGS for place in self._places.values()}
+        coming = [MAX_RUNGS] * len(self._brackets)
         for number in running:
             place = self._places[number]
             coming[place.bracket] = min(coming[place.bracket], place.num_rungs)
         for index, bracket in enumerate(self._brackets):
-            for rung in bracket.rungs[: coming.get(index, 0)]:
+            for rung in bracket.rungs[: coming[index]]:
                 if rung.promoted or not rung.ranked:
                     continue
-                trial = rung.best(1, paused)
-                if trial is not None:
-                    return Resume(trial, f"the best of {counted(len(rung.ranked), 'trial')} at step {rung.step}")
+                found = rung.best(1, paused)
+                if found is not None:
+                    return Resume(found[0], f"the best of {counted(len(rung.ranked), 'trial')} at step {rung.step}")
                 break
         return Wait()
 
     def _decide(self, rung: _Rung, trial: int, loss: float) -> Verdict:
-        num, rank = len(rung.ranked), rung.rank(trial, loss)
+        num, rank = len(rung.ranked), rung.rank(loss, trial)
         num_best = num // self._eta if self._kind == "promote" else max(1, num // self._eta)
         if rank < num_best and loss < math.inf:
-            rung.promoted.add(trial)
+            rung.promote(trial)
             return CONTINUE
         what: Literal["stop", "pause"] = "stop" if self._kind == "stop" else "pause"
         if loss == math.inf:
             return Verdict(what, f"its metric is not a number at step {rung.step}")
         return Verdict(what, f"place {rank + 1} of {num} at step {rung.step}; the best 1/{self._eta} go on")
-
-    def _praise(self, rung: _Rung, trial: int) -> str:
-        place = next(number for number, each in enumerate(rung.ranked, start=1) if each[1] == trial)
-        return f"place {place} of {len(rung.ranked)} at step {rung.step}"
 
     def _next_step(self, bracket: _Bracket, index: int) -> int | None:
         assert self._min_step is not None
