@@ -23,7 +23,6 @@ MODES = {
     "asha": Mode("random", "asha"),
     "median": Mode("random", "median"),
     "bohb": Mode("tpe", "hyperband"),
-    "pbt": Mode("random", "pbt"),
 }
 
 
