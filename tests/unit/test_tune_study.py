@@ -359,7 +359,7 @@ def test_configurations_are_asked_for_ahead_and_late_answers_wait() -> None:
 
     assert starts(world)[-1] == (1, 1, 0)
     assert world.asks == [2]
-    assert world.do(e.Asked(trial=3, config={})) == "nobody has asked for trial 3"
+    assert world.do(e.Asked(trial=3, config={})) == "no configuration is due for trial 3"
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Sampler and state machine of a study, joined: what a driver calls, and what a resumed study is rebuilt from.
 
-A sampler that takes long answers on another thread while trials end. Outcomes are therefore collected, and told just
-before the next question; the answer records how many the sampler knew of. A replay makes the same calls in the same
-order, so a resumed study continues with the configuration that it would have tried without the interruption.
+A sampler that takes long answers on another thread while trials end. Outcomes are therefore collected, and passed on
+just before the next question; the answer records how many the sampler knew of. A replay makes the same calls in the
+same order, so a resumed study continues with the configuration that it would have tried without the interruption.
 """
 
 from __future__ import annotations

@@ -137,10 +137,10 @@ class StudyState:
         match event:
             case e.Asked(trial=number, config=config):
                 if number not in self.asking:
-                    return f"nobody has asked for trial {number}"
+                    return _not_asked(number)
                 e.check_config(config)
             case e.Exhausted(trial=number):
-                return "" if number in self.asking else f"nobody has asked for trial {number}"
+                return "" if number in self.asking else _not_asked(number)
             case e.Resized(num_slots=num_slots):
                 if not 0 <= num_slots <= e.MAX_SLOTS:
                     raise InvalidArgument(f"num_slots={num_slots} must be between 0 and {e.MAX_SLOTS:,}")
@@ -454,6 +454,10 @@ class StudyState:
             for each in found
         }
         return [each for each in found if not any(_dominates(losses[o.number], losses[each.number]) for o in found)]
+
+
+def _not_asked(number: int) -> str:
+    return f"no configuration is due for trial {number}"
 
 
 def _stop(trial: Trial, why: e.StopWhy, reason: str) -> e.StopSent:
