@@ -588,12 +588,14 @@ def test_unreadable_row_groups_of_a_window_of_several_blocks_are_skipped() -> No
 
 def test_the_cost_of_a_row_group_does_not_depend_on_their_number() -> None:
     def cost_s(num_row_groups: int) -> float:
-        """Return the CPU time, which a busy machine hardly changes."""
-        begun_s = time.process_time()
-        with rig([1] * num_row_groups, window_rows=num_row_groups, block_rows=num_row_groups) as made:
-            assert len(made.read()) == num_row_groups
-        return time.process_time() - begun_s
+        """Return the least CPU time of several passes: other processes and garbage collection only add to it."""
+        found = []
+        for _ in range(4):
+            begun_s = time.process_time()
+            with rig([1] * num_row_groups, window_rows=num_row_groups, block_rows=num_row_groups) as made:
+                assert len(made.read()) == num_row_groups
+            found.append(time.process_time() - begun_s)
+        return min(found)
 
     few, many = 3_000, 12_000
-    cost_s(few)  # imports, caches
     assert cost_s(many) < 2 * many / few * cost_s(few)
