@@ -244,6 +244,14 @@ class AsyncCheckpointManager:
         if self._closing is None:
             await asyncio.wrap_future(self._submit(self._manager.wait))
 
+    async def regroup(self, size: int) -> None:
+        """Save with another number of ranks from now on; see `CheckpointManager.regroup`.
+
+        Raises:
+            ConfigError: This rank would not be among them, or it saves alone.
+        """
+        await asyncio.wrap_future(self._submit(lambda: self._manager.regroup(size)))
+
     async def close(self) -> None:
         """Wait for all calls in progress and close the manager.
 
