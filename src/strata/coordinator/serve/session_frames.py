@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 5.0
 """Seconds that a peer has to read the last frame."""
+ACCEPT_TURNS = 4
+"""Turns of the event loop from the accepted socket to `connection_made`; asyncio takes three."""
 LEAVE_S = 1.0
 MAX_WITHOUT_HELLO = 1_000
 """FramedConnections that have not sent `hello` yet; beyond this, a new one displaces the oldest."""
@@ -314,6 +316,10 @@ class FramesServer:
         """Close all connections, with a short grace period: the coordinator that takes over waits for us."""
         if self._server is None:
             return
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(ACCEPT_TURNS):  # asyncio forgets a connection that is being accepted when its server is closed
+            await asyncio.sleep(0)
         self._server.close()
         self._server = None
         if self.address.startswith("unix:"):
@@ -326,6 +332,7 @@ class FramesServer:
                 await asyncio.gather(*(session.gone.wait() for session in list(self._connections.all)))
         for session in list(self._connections.all):
             session.abort()
+        await asyncio.sleep(0)  # their sockets are closed in the next turn
 
     def _unlock(self) -> None:
         if self._lock is not None:
