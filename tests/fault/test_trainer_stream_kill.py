@@ -156,7 +156,7 @@ def test_killed_processes_of_a_stream_neither_lose_nor_repeat_rows(
     if restarted is not None:
         events = open_run("counts").events()
         assert [event.rank for event in events if event.what == "restarted"] == restarted
-        assert {event.attempt for event in events} == {0}
+        assert {event.attempt for event in events} == {0}, [event.text for event in events]
         assert len(list(tmp_path.glob("process-1-*"))) == 1, "the other worker has kept its process"
     assert result.lost_updates == 0
     counts = trainer.module.count.weight.detach().reshape(-1)  # type: ignore[union-attr, operator]
