@@ -334,6 +334,11 @@ class CheckpointManager:
         """
         if self._ranks is None or self._ranks.size == 1:
             raise ConfigError(f"size={size}: a process that saves alone has no group to change", field="size")
+        if size <= self._ranks.rank:
+            raise ConfigError(
+                f"size={size} leaves out this rank, {self._ranks.rank}; close the manager of a rank that leaves",
+                field="size",
+            )
         self._ranks = msgspec.structs.replace(self._ranks, size=size)
 
     @property
