@@ -221,3 +221,33 @@ def test_invalid_arguments_are_refused_with_the_cure() -> None:
         tuner.tune(print, space=SearchSpace())
     with pytest.raises(ConfigError, match="mode='up' is unknown; use 'min' or 'max'"):
         tuner.tune(print, space=space(), mode="up")
+
+
+def test_ctrl_c_ends_a_study_with_one_line_that_names_how_to_continue(tmp_path: Path, runs: Path) -> None:
+    script = tmp_path / "sweep.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import time
+            from strata import SearchSpace, TrainingOrchestrator
+
+            def train(config, trial):
+                trial.report(step=1, loss=config["x"])
+                time.sleep(60)
+
+            if __name__ == "__main__":
+                space = SearchSpace().add_float("x", min=0, max=1)
+                TrainingOrchestrator().tune(train, space=space, num_trials=8, workers=2, name="interrupted")
+            """
+        )
+    )
+    process = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    journal = runs / "interrupted" / "study.jsonl"
+    while process.poll() is None and (not journal.exists() or '"Reported"' not in journal.read_text()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=50)
+
+    assert process.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1].endswith("call tune with name='interrupted' to continue it")
+    assert "Traceback" not in errors

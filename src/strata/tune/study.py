@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from strata.clock import SystemClock
 from strata.errors import ConfigError, RunFailed
+from strata.lifecycle import interrupted
 from strata.tune.journal import StudyJournal, read_journal
 from strata.tune.modes import find_mode
 from strata.tune.search import Search, scheduler_of
@@ -246,6 +247,10 @@ def _run(
                 _drive(search, journal, here, coordinator.address, place.path, num_slots, timeout_s, recovered)
             )
             outcome = "done" if finish.is_complete else "stopped"
+        except KeyboardInterrupt:
+            raise interrupted(
+                f"study {directory.name} was interrupted; call tune with name={directory.name!r} to continue it"
+            ) from None
         except Exception:
             outcome = "failed"
             raise
