@@ -45,12 +45,12 @@ def admission(clock: ManualClock) -> AdmissionControl:
 
 def admit(admission: AdmissionControl, call: Call, method: Method, request: object = None) -> None:
     """Admit a call as `unary_handler` does, before and after its body is read."""
-    role, peer, _ = admission.enter(call, method)
+    role, bucket = admission.enter(call, method)
     try:
         if request is not None:
             require(role, method.needed(request), method.name)
     finally:
-        admission.leave(peer)
+        admission.leave(bucket)
 
 
 def test_a_bucket_allows_a_burst_of_one_second_and_refills() -> None:
@@ -125,16 +125,16 @@ def test_workers_may_send_only_the_commands_that_ranks_agree_on(admission: Admis
 def test_unary_calls_are_bounded_in_total_and_per_machine(clock: ManualClock) -> None:
     admission = AdmissionControl(Guard(), Limits(max_unary_calls=4), clock)
     method = BY_NAME["ListJobs"]
-    peers = [admission.enter(Call(None, f"ipv4:10.0.0.1:{port}"), method)[1] for port in range(2)]
+    buckets = [admission.enter(Call(None, f"ipv4:10.0.0.1:{port}"), method)[1] for port in range(2)]
     with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
         admission.enter(Call(None, "ipv4:10.0.0.1:9"), method)
-    peers += [admission.enter(Call(None, f"ipv4:10.0.0.{host}:1"), method)[1] for host in (2, 3)]
+    buckets += [admission.enter(Call(None, f"ipv4:10.0.0.{host}:1"), method)[1] for host in (2, 3)]
     with pytest.raises(LimitExceeded, match="max_unary_calls=4"):
         admission.enter(Call(None, "ipv4:10.0.0.4:1"), method)
-    for peer in peers:
-        admission.leave(peer)
-    admission.enter(Call(None), method)
-    assert (admission._num_calls, len(admission._calls)) == (1, 1)
+    for bucket in buckets:
+        admission.leave(bucket)
+    _, bucket = admission.enter(Call(None), method)
+    assert (admission._num_calls, bucket.num_calls) == (1, 1)
 
 
 def test_a_reader_may_not_send_a_large_request(admission: AdmissionControl) -> None:

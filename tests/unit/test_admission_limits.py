@@ -180,11 +180,11 @@ def test_an_overdue_body_fails_no_other_call(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(admission, "BODY_WITHIN_S", 0.0)
 
     async def play() -> None:
-        bodies, slow, loop = BodySlots(1), Call(), asyncio.get_running_loop()
+        bodies, slow = BodySlots(1), Call()
         reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
         await slow.is_read.wait()
+        bodies._check_deadlines()
         monkeypatch.setattr(admission, "BODY_WITHIN_S", 10.0)
-        bodies._check_deadlines(loop)
         assert await bodies.receive(Call(b"here")) == b"here"  # type: ignore[arg-type]  # in the same turn
         with pytest.raises(LimitExceeded, match="did not arrive in time"):
             await reading
@@ -201,6 +201,25 @@ def test_a_caller_that_disconnects_is_not_treated_as_late() -> None:
         with pytest.raises(asyncio.CancelledError):
             await reading
         assert await bodies.receive(Call(b"here")) == b"here"  # type: ignore[arg-type]
+
+    run(play())
+
+
+def test_a_slot_that_was_handed_to_a_cancelled_call_goes_to_the_next_one() -> None:
+    async def play() -> None:
+        bodies, slow = BodySlots(1), Call()
+        reading = asyncio.create_task(bodies.receive(slow))  # type: ignore[arg-type]
+        await slow.is_read.wait()
+        waiting = [asyncio.create_task(bodies.receive(Call(b"here"))) for _ in range(3)]  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # a turn in which they queue
+        waiting[0].cancel()  # before it has a slot
+        bodies._release_slot()  # handed to the second one, which is cancelled in the same turn
+        waiting[1].cancel()
+        assert await waiting[2] == b"here"
+        reading.cancel()
+        ended = await asyncio.gather(reading, *waiting[:2], return_exceptions=True)
+        assert [type(error) for error in ended] == [asyncio.CancelledError] * 3
+        assert bodies._num_free == 2  # the test has released one more than it took
 
     run(play())
 

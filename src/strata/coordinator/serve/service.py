@@ -528,12 +528,12 @@ def unary_handler(
             backend.submit(method, request, done)
 
         try:
-            role, peer, account = admission.enter(context, method)
+            role, bucket = admission.enter(context, method)
             try:
                 body = await admission.body_slots(role).receive(context)
-                admission.check_size(role, len(body))
                 if method.is_heavy or len(body) > SMALL_BYTES:
-                    await admission.fair_queue.run(partial(begin, role, body), account)
+                    admission.check_size(role, len(body))
+                    await admission.fair_queue.run(partial(begin, role, body), bucket.account)
                 else:
                     begin(role, body)
                 if not answers:
@@ -541,7 +541,7 @@ def unary_handler(
                     await waiting
                 answer = check_answer(answers[0], limits_)
             finally:
-                admission.leave(peer)
+                admission.leave(bucket)
         except StrataError as error:
             answer = error.with_traceback(None)  # the traceback keeps this frame alive, and the request with it
         if isinstance(answer, StrataError):
