@@ -10,23 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.errors import ConfigError
+from strata.launch.actions import Action, AddServers, AskToStop, Finish, MoveRows, Note, StartAttempt
 from strata.launch.environment import STOPPED
+from strata.launch.failures import LONGEST_PAUSE_S, MAX_ALIKE
 from strata.launch.protocol import DumpStacks, KillWorkers, WorkerExit
 from strata.launch.spec import Size
-from strata.launch.supervisor import (
-    KILL_AGAIN_S,
-    LONGEST_PAUSE_S,
-    MAX_ALIKE,
-    Action,
-    AddServers,
-    AskToStop,
-    Finish,
-    MoveRows,
-    Note,
-    Phase,
-    StartAttempt,
-    Supervisor,
-)
+from strata.launch.supervisor import KILL_AGAIN_S, Phase, Supervisor
 
 KILLED = -signal.SIGKILL
 

@@ -12,9 +12,9 @@ from strata.printing import counted
 from strata.terminal import echo
 
 if TYPE_CHECKING:
+    from strata.launch.actions import Finish
     from strata.launch.record.directory import RunDirectory
     from strata.launch.record.log import Which
-    from strata.launch.supervisor import Finish
 
 Logs = Annotated[
     str, typer.Option(help="Workers whose output is shown: rank0, all or none. auto: rank0, or none with --quiet.")

@@ -21,6 +21,7 @@ from strata.clock import Clock, SystemClock
 from strata.coordinator.client import AsyncCoordinatorClient
 from strata.errors import ConfigError, StrataError
 from strata.launch import control
+from strata.launch.actions import Finish
 from strata.launch.agent import Agent
 from strata.launch.nodes import rendezvous
 from strata.launch.nodes.base import Nodes
@@ -41,7 +42,6 @@ from strata.launch.protocol import (
 )
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
-from strata.launch.supervisor import Finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from strata.coordinator.state.events import CommandRecord, ShardEntry
     from strata.coordinator.state.shards import Shard
     from strata.coordinator.state.views import Progress
+    from strata.launch.actions import Finish
     from strata.launch.record.directory import RunDirectory
     from strata.launch.record.log import Which
-    from strata.launch.supervisor import Finish
     from strata.tune.space import SearchSpace
     from strata.tune.study import Study
 
