@@ -266,7 +266,7 @@ def _which(logs: str, *, quiet: bool) -> Which:
 
 def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool) -> None:
     from strata.clock import SystemClock  # noqa: PLC0415
-    from strata.launch.record.view import display_for  # noqa: PLC0415
+    from strata.launch.record.display import display_for  # noqa: PLC0415
     from strata.launch.run import run as run_it  # noqa: PLC0415
 
     display = display_for(sys.stderr, SystemClock(), quiet)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from strata.launch.actions import Action
     from strata.launch.nodes.base import Nodes
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.view import Display
+    from strata.launch.record.display import Display
     from strata.launch.spec import RunSpec
 
 TICK_S = 0.05

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from strata.launch.nodes.rendezvous import AgentGroup, Member
     from strata.launch.protocol import AnyMessage
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.view import Display
+    from strata.launch.record.display import Display
 
 log = logging.getLogger(__name__)
 GATHER_S = 30.0

@@ -173,7 +173,7 @@ def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _carry_out(directory: RunDirectory, logs: Which) -> Finish:
     """Run the agent; in another thread if this one already has an event loop, as in a notebook."""
-    from strata.launch.record.view import display_for  # noqa: PLC0415
+    from strata.launch.record.display import display_for  # noqa: PLC0415
     from strata.launch.run import run  # noqa: PLC0415 - heavy
 
     is_watched = sys.stderr is not None and sys.stderr.isatty()
