@@ -228,7 +228,7 @@ def test_a_snapshot_that_does_not_fit_is_refused_and_nothing_is_loaded() -> None
 
     with pytest.raises(LimitExceeded, match="'small' would have 10 rows, more than max_rows=9"):
         small.load(saved)
-    with pytest.raises(InvalidArgument, match="3 weights and 0 numbers of state, those of table 'adam' 3 and 6"):
+    with pytest.raises(InvalidArgument, match="3 weights and 0 numbers of state, but table 'adam' has 3 and 6"):
         adam.load(saved)
 
     assert len(small) == len(adam) == 0

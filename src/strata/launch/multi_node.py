@@ -118,7 +118,7 @@ class NodeAgent:
         """
         if self._role is None:
             raise ConfigError(
-                f"this node is just joining or leaving the run; ask for {_asked(workers, servers)} again in a moment",
+                f"this node is joining or leaving the run; ask for {_asked(workers, servers)} again in a moment",
                 field="workers",
             )
         self._role.scale(workers, servers)

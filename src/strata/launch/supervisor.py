@@ -241,7 +241,7 @@ class Supervisor:
             raise ConfigError(not_divisible(workers, self._workers(self.only)), field="workers")
         if not self.size.allows(workers + self.num_servers):
             raise ConfigError(
-                f"{workers} workers are outside of {self.size.plus(-self.num_servers)}, the range that the run was "
+                f"{workers} workers are outside {self.size.plus(-self.num_servers)}, the range that the run was "
                 f"started with; resume it with --workers set to a range that includes {workers + self.num_servers}",
                 field="workers",
             )

@@ -92,7 +92,7 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
     tables = find(module, sparse.tables, min_bytes=sparse.min_bytes)
     if any("" in table.places for table in tables):
         raise InvalidArgument(
-            "the module is an embedding itself; put it into a module of yours, for example nn.Sequential",
+            "the module is itself an embedding; wrap it in another module, for example nn.Sequential",
             field="module",
         )
     trained = [each for each in tables if not each.is_frozen]

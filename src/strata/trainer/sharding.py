@@ -129,7 +129,7 @@ def _fused(collection: Collection, strategy: TorchRec, group: Group, settings: S
     is_dense = chosen is None or any(kernel != FUSED for kernel in planned)
     if is_dense and group.kind not in _BY_WEIGHT:
         raise InvalidArgument(
-            f"{group.kind.__name__} does not treat every weight on its own, or needs sparse gradients, so it cannot "
+            f"{group.kind.__name__} does not update each weight independently, or needs sparse gradients, so it cannot "
             f"update the shards of {collection.place}; use SGD, Adagrad, Adam or FTRL, for example, or give this "
             "parameter its own optimizer with OptimizerStack",
             field="optimizer",

@@ -220,7 +220,7 @@ def _checked(predictions: Any, targets: Any, weights: Any) -> torch.Tensor:
         if field != "predictions" and part.shape[:1] != rows.shape[:1]:
             raise InvalidArgument(
                 f"metrics got {field} of shape {list(part.shape)} and predictions of shape {list(rows.shape)}; "
-                "give as many rows of each",
+                "pass the same number of rows of each",
                 field=field,
             )
     return rows
