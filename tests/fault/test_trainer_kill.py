@@ -12,18 +12,10 @@ import torch
 from torch import nn
 
 from strata import Trainer
-from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.train import Batch
-from strata.trainer.history import TIMINGS
-from tests.integration.trainer_models import arrays, network, weights
+from tests.integration.trainer_models import arrays, network, weights, without_timings
 
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 
 class Killed(Trainer):
@@ -51,7 +43,7 @@ def train(tmp_path: Path, kills: tuple[tuple[int, int], ...], **arguments: Any) 
     )
     trainer.kills, trainer.marks = kills, tmp_path
     result = trainer.fit(arrays(200), valid=arrays(61, seed=1), epochs=3, batch_size=8, every=4)
-    return weights(module), [{k: v for k, v in row.items() if k not in TIMINGS} for row in result.history]
+    return weights(module), without_timings(result.history)
 
 
 @pytest.mark.timeout(240)

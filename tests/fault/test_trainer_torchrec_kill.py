@@ -13,18 +13,10 @@ import torch
 from torch import nn
 
 from strata import Trainer
-from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.train import AllReduce, Batch, Hybrid, TorchRec
-from strata.trainer.history import TIMINGS
-from tests.integration.trainer_models import weights
+from tests.integration.trainer_models import weights, without_timings
 
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 
 class Killed(Trainer):
@@ -61,7 +53,7 @@ def train(tmp_path: Path, strategy: Any, workers: int, kills: tuple[tuple[str, i
     trainer.kills, trainer.marks = kills, tmp_path
     size = 32 // workers
     result = trainer.fit(visits(203), label="clicked", valid=visits(61, seed=1), epochs=2, batch_size=size, every=3)
-    return weights(module), [{k: v for k, v in row.items() if k not in TIMINGS} for row in result.history]
+    return weights(module), without_timings(result.history)
 
 
 @pytest.mark.slow
