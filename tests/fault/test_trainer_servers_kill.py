@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from strata import Trainer
 from strata.train import Batch, Hybrid, ParameterServer
-from tests.integration.trainer_models import Clicks, UserCounts, clicks, pid_of_server, weights, without_timings
+from tests.integration.trainer_models import Clicks, Killed, UserCounts, clicks, weights, without_timings
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 
 TABLES = ("user", "item")
 
 
-class Killed(Trainer):
-    """Rank 0 kills processes with -9 in some of its steps, once each."""
-
-    marks = Path()
-    kills: tuple[tuple[str, int], ...] = ()
-    """(what to kill, number of the call in its process)"""
-    calls = 0
-
-    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        self.calls += 1
-        for what, call in self.kills:
-            mark = self.marks / f"killed-{what}-{call}"
-            if os.environ["RANK"] == "0" and self.calls == call and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid() if what == "worker" else pid_of_server(self.module), signal.SIGKILL)
-        return super().training_step(module, batch)
-
-
-def train(tmp_path: Path, strategy: Any, kills: tuple[tuple[str, int], ...], **arguments: Any) -> tuple[Any, Any]:
+def train(tmp_path: Path, strategy: Any, kills: tuple[tuple[int | str, int], ...], **arguments: Any) -> tuple[Any, Any]:
     module = Clicks(dropout=0.2)
     trainer = Killed(
         module,
@@ -69,7 +48,7 @@ def test_workers_and_servers_killed_change_neither_weights_nor_history(
 ) -> None:
     undisturbed = train(tmp_path, strategy, (), **arguments)
 
-    killed = train(tmp_path, strategy, (("server", 5), ("worker", 7), ("server", 4)), **arguments)
+    killed = train(tmp_path, strategy, (("server", 5), (0, 7), ("server", 4)), **arguments)
 
     assert len(list(tmp_path.glob("killed-*"))) == 3
     assert killed == undisturbed
@@ -100,7 +79,7 @@ def test_every_row_is_trained_once_per_epoch_though_batches_are_prefetched_and_p
         logs="none",
         max_restarts=5,
     )
-    trainer.kills, trainer.marks = (("server", 8), ("worker", 17), ("worker", 6)), tmp_path
+    trainer.kills, trainer.marks = (("server", 8), (0, 17), (0, 6)), tmp_path
     trainer.fit(
         {"user": torch.arange(NUM_ROWS), "clicked": torch.zeros(NUM_ROWS)},
         label="clicked",
@@ -119,7 +98,7 @@ def test_every_row_is_trained_once_per_epoch_though_batches_are_prefetched_and_p
 def test_asynchronous_servers_survive_the_loss_of_any_process(tmp_path: Path) -> None:
     strategy = ParameterServer(servers=2, tables=TABLES, staleness=None)
 
-    found, history = train(tmp_path, strategy, (("server", 5), ("worker", 7)))
+    found, history = train(tmp_path, strategy, (("server", 5), (0, 7)))
 
     assert len(list(tmp_path.glob("killed-*"))) == 2
     assert len(history) == 3

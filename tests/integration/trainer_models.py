@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
 from collections.abc import Iterable, Mapping
@@ -14,6 +16,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
+from strata import Trainer
+from strata.train import Batch
 from strata.trainer.history import TIMINGS
 
 
@@ -125,3 +129,22 @@ def pid_of_server(module: Any) -> int:
 def without_timings(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of a history without what differs between equal fits."""
     return [{name: value for name, value in row.items() if name not in TIMINGS} for row in history]
+
+
+class Killed(Trainer):
+    """Kills processes with -9 in some steps, once each, and leaves a mark for each kill."""
+
+    marks = Path()
+    kills: tuple[tuple[int | str, int], ...] = ()
+    """(rank that kills itself, or "server": rank 0 kills one; number of the call in the process of that rank)"""
+    calls = 0
+
+    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        self.calls += 1
+        rank = int(os.environ.get("RANK", "0"))
+        for what, call in self.kills:
+            mark = self.marks / f"killed-{what}-{call}"
+            if rank == (0 if what == "server" else what) and self.calls == call and not mark.exists():
+                mark.touch()
+                os.kill(pid_of_server(self.module) if what == "server" else os.getpid(), signal.SIGKILL)
+        return super().training_step(module, batch)
