@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.trainer.features import DenseFeat, Features, SparseFeat, VarLenFeat, reading
-from strata.trainer.features.fitting import make_fitter
+from strata.trainer.features.fitters import make_fitter
 
 SCHEMA = pa.schema(
     {
