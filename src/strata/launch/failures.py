@@ -1,4 +1,4 @@
-"""What a failure of a worker says about the program: whether another start can help, and how soon. Pure.
+"""What a failure of a worker shows about the program: whether another start can help, and how soon. Pure.
 
 A programming error fails again, and so does input that a worker cannot handle: the same worker then fails at the same
 step with the same message. Everything else, such as a lost machine, is worth another start.
