@@ -183,7 +183,7 @@ def test_a_declaration_takes_numpy_values_as_plain_ones() -> None:
         (["carrier"], {}, r"declare it as SparseFeat\('carrier'\)"),
         ([SparseFeat("carrier"), DenseFeat("carrier")], {}, "declares 'carrier' twice"),
         ([SparseFeat("late")], {"label": "late"}, "must not see its label"),
-        ([SparseFeat("carrier")], {"passthrough": ["dense"]}, "is called 'dense'"),
+        ([SparseFeat("carrier")], {"passthrough": ["dense"]}, "column 'dense' has the name of a matrix"),
         ([SparseFeat("carrier")], {"loader_options": {"shuffle": True}}, "has 'shuffle', which does not apply"),
     ],
 )
