@@ -12,7 +12,7 @@ JOBS ?= 2
 # Tests with servers and processes wait for a third of their time: for leases, disks, processes that start.
 WAITING_JOBS ?= 3
 MINUTES ?= 30
-PYTEST := $(BIN)/pytest --durations=10 --durations-min=1
+PYTEST := $(BIN)/python -m pytest --durations=10 --durations-min=1
 
 .PHONY: help
 help: ## List the targets

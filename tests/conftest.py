@@ -111,3 +111,15 @@ def requires_service() -> Callable[..., Path]:
         return Path(found)
 
     return require
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a new working directory, in which runs are recorded. Workers can import modules of the tests."""
+    from strata.launch.record.directory import DIRECTORY_VARIABLE
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
+    root = str(Path(__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+    return tmp_path

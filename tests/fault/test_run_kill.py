@@ -127,7 +127,7 @@ def test_scaling_up_and_down_in_the_middle_counts_every_row_once(job: Any, tmp_p
     (tmp_path / "hurry").touch()
     refused = run.command("scale", run.name, "4")
     assert refused.returncode == 2
-    assert "4 workers are outside of 1:3" in refused.stderr or "is not active" in refused.stderr
+    assert "4 workers are outside 1:3" in refused.stderr or "is not active" in refused.stderr
     code, output = run.wait()
     assert code == 0, output
     checked(run, 3)

@@ -253,7 +253,7 @@ def test_without_a_shared_place_for_checkpoints_machines_cannot_work_together(
     run.start()
     code, output = run.wait()
     assert code == 2
-    assert "pass a location that all of them reach" in output
+    assert "pass a location that all of them can reach" in output
 
 
 def listened_at(process: psutil.Process) -> set[str]:

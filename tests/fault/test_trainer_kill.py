@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,47 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from strata import Trainer
-from strata.launch.record.directory import DIRECTORY_VARIABLE
-from strata.train import Batch
-from strata.trainer.history import TIMINGS
-from tests.integration.trainer_models import arrays, network, weights
+from tests.integration.trainer_models import Killed, arrays, network, weights, without_timings
+
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
-
-
-class Killed(Trainer):
-    """Each worker kills itself with -9 at some calls, once each."""
-
-    marks = Path()
-    kills: tuple[tuple[int, int], ...] = ()
-    """(rank, number of the call in its process)"""
-    calls = 0
-
-    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        self.calls += 1
-        for rank, call in self.kills:
-            mark = self.marks / f"killed-{rank}-{call}"
-            if int(os.environ["RANK"]) == rank and self.calls == call and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().training_step(module, batch)
-
-
-def train(tmp_path: Path, kills: tuple[tuple[int, int], ...], **arguments: Any) -> tuple[list[float], Any]:
+def train(tmp_path: Path, kills: tuple[tuple[int | str, int], ...], **arguments: Any) -> tuple[list[float], Any]:
     module = network(dropout=0.2, batch_norm=True)
     trainer = Killed(
         module, nn.BCEWithLogitsLoss(), torch.optim.Adam, ["auc"], workers=2, logs="none", max_restarts=5, **arguments
     )
     trainer.kills, trainer.marks = kills, tmp_path
     result = trainer.fit(arrays(200), valid=arrays(61, seed=1), epochs=3, batch_size=8, every=4)
-    return weights(module), [{k: v for k, v in row.items() if k not in TIMINGS} for row in result.history]
+    return weights(module), without_timings(result.history)
 
 
 @pytest.mark.timeout(240)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import struct
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +14,16 @@ from torch import nn
 
 from strata import Trainer
 from strata.launch.environment import ALONE, MAY_RESTART_ALONE
-from strata.launch.record.directory import DIRECTORY_VARIABLE, open_run
+from strata.launch.record.directory import open_run
 from strata.train import Batch, ParameterServer
 from tests.integration import servers
+from tests.integration.trainer_models import pid_of_server
+
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 NUM_USERS, BATCH_SIZE, EPOCHS = 160, 4, 2
 until = partial(servers.until, deadline_s=120.0)
 """A process restarts in seconds, unless the machine is busy."""
-
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
 class Counts(nn.Module):
@@ -99,14 +92,6 @@ class Killed(Trainer):
 def may_restart_alone() -> bool:
     """Return what the last server has declared."""
     return Path(os.environ[ALONE]).with_name("rank-3.alone").read_bytes() == MAY_RESTART_ALONE
-
-
-def pid_of_server(module: Any) -> int:
-    """Return the process at the other end of the last connection of a lookup."""
-    client = next(iter(module.user._rows._source._clients.values()))
-    sock = client._links[-1]._connection._sock
-    pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
-    return pid
 
 
 def sum_of(predicted: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

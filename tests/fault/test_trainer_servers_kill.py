@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,50 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from strata import Trainer
-from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.train import Batch, Hybrid, ParameterServer
-from strata.trainer.history import TIMINGS
-from tests.integration.trainer_models import Clicks, clicks, weights
+from tests.integration.trainer_models import Clicks, Killed, UserCounts, clicks, weights, without_timings
+
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 TABLES = ("user", "item")
 
 
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
-
-
-class Killed(Trainer):
-    """Rank 0 kills processes with -9 in some of its steps, once each."""
-
-    marks = Path()
-    kills: tuple[tuple[str, int], ...] = ()
-    """(what to kill, number of the call in its process)"""
-    calls = 0
-
-    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        self.calls += 1
-        for what, call in self.kills:
-            mark = self.marks / f"killed-{what}-{call}"
-            if os.environ["RANK"] == "0" and self.calls == call and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid() if what == "worker" else pid_of_server(self.module), signal.SIGKILL)
-        return super().training_step(module, batch)
-
-
-def pid_of_server(module: Any) -> int:
-    """Return the process at the other end of the first connection of a lookup."""
-    client = next(iter(module.user._rows._source._clients.values()))
-    sock = client._links[-1]._connection._sock
-    pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
-    return pid
-
-
-def train(tmp_path: Path, strategy: Any, kills: tuple[tuple[str, int], ...], **arguments: Any) -> tuple[Any, Any]:
+def train(tmp_path: Path, strategy: Any, kills: tuple[tuple[int | str, int], ...], **arguments: Any) -> tuple[Any, Any]:
     module = Clicks(dropout=0.2)
     trainer = Killed(
         module,
@@ -71,7 +32,7 @@ def train(tmp_path: Path, strategy: Any, kills: tuple[tuple[str, int], ...], **a
     )
     trainer.kills, trainer.marks = kills, tmp_path
     result = trainer.fit(clicks(203), label="clicked", valid=clicks(61, seed=1), epochs=3, batch_size=16, every=3)
-    return weights(module), [{k: v for k, v in row.items() if k not in TIMINGS} for row in result.history]
+    return weights(module), without_timings(result.history)
 
 
 @pytest.mark.timeout(240)
@@ -87,24 +48,13 @@ def test_workers_and_servers_killed_change_neither_weights_nor_history(
 ) -> None:
     undisturbed = train(tmp_path, strategy, (), **arguments)
 
-    killed = train(tmp_path, strategy, (("server", 5), ("worker", 7), ("server", 4)), **arguments)
+    killed = train(tmp_path, strategy, (("server", 5), (0, 7), ("server", 4)), **arguments)
 
     assert len(list(tmp_path.glob("killed-*"))) == 3
     assert killed == undisturbed
 
 
 NUM_ROWS, EPOCHS, BATCH = 192, 3, 8
-
-
-class Counts(nn.Module):
-    """Its gradient is the same for every row, so that with SGD its rows count how often they were trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.user = nn.Embedding(NUM_ROWS, 4, _weight=torch.zeros(NUM_ROWS, 4))
-
-    def forward(self, user: torch.Tensor) -> torch.Tensor:
-        return self.user(user).sum(1)
 
 
 class Prefetching(Killed):
@@ -119,7 +69,7 @@ class Prefetching(Killed):
 
 @pytest.mark.timeout(240)
 def test_every_row_is_trained_once_per_epoch_though_batches_are_prefetched_and_processes_killed(tmp_path: Path) -> None:
-    module = Counts()
+    module = UserCounts(NUM_ROWS)
     trainer = Prefetching(
         module,
         lambda output, _: output.mean(),
@@ -129,7 +79,7 @@ def test_every_row_is_trained_once_per_epoch_though_batches_are_prefetched_and_p
         logs="none",
         max_restarts=5,
     )
-    trainer.kills, trainer.marks = (("server", 8), ("worker", 17), ("worker", 6)), tmp_path
+    trainer.kills, trainer.marks = (("server", 8), (0, 17), (0, 6)), tmp_path
     trainer.fit(
         {"user": torch.arange(NUM_ROWS), "clicked": torch.zeros(NUM_ROWS)},
         label="clicked",
@@ -148,7 +98,7 @@ def test_every_row_is_trained_once_per_epoch_though_batches_are_prefetched_and_p
 def test_asynchronous_servers_survive_the_loss_of_any_process(tmp_path: Path) -> None:
     strategy = ParameterServer(servers=2, tables=TABLES, staleness=None)
 
-    found, history = train(tmp_path, strategy, (("server", 5), ("worker", 7)))
+    found, history = train(tmp_path, strategy, (("server", 5), (0, 7)))
 
     assert len(list(tmp_path.glob("killed-*"))) == 2
     assert len(history) == 3

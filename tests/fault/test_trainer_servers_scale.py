@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
-from pathlib import Path
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +18,22 @@ from strata import Trainer
 from strata.coordinator.state import ring
 from strata.errors import ConfigError
 from strata.launch import control
-from strata.launch.record.directory import DIRECTORY_VARIABLE, all_runs, open_run
+from strata.launch.record.directory import all_runs, open_run
 from strata.servers.table.keys import NUM_BUCKETS
 from strata.train import Batch, Hybrid, ParameterServer
-from strata.trainer.history import TIMINGS
-from tests.fault.test_trainer_servers_kill import BATCH, EPOCHS, NUM_ROWS, Counts, pid_of_server
-from tests.integration.trainer_models import Clicks, clicks, weights
+from tests.integration import servers
+from tests.integration.trainer_models import Clicks, UserCounts, clicks, pid_of_server, weights, without_timings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+    from strata.train import Context
+
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 TABLES = ("user", "item")
-WAIT_S = 240.0
-
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+NUM_ROWS, EPOCHS, BATCH = 192, 3, 8
+until = partial(servers.until, deadline_s=240.0)
 
 
 class Scaled(Trainer):
@@ -56,12 +51,16 @@ class Scaled(Trainer):
         if ctx is not None and ctx.rank == 0 and ctx.attempt == 0:
             if self.calls in self.numbers:
                 layout = ctx.layout
-                until(lambda: accepted(control.Scale(servers=self.numbers[self.calls])))
+                until(lambda: accepted(control.Scale(servers=self.numbers[self.calls])), "the agent accepts")
                 # Steps go on only once the workers have been asked to change over, so that they do before the end.
-                until(lambda: ctx._agreement._limit is not None or ctx._agreement._due or ctx.layout > layout)
+                until(lambda: is_asked(ctx) or ctx.layout > layout, "the workers are asked")
             if self.is_killing and ctx.layout:
                 os.kill(pid_of_server(self.module), signal.SIGKILL)
         return super().training_step(module, batch)
+
+
+def is_asked(ctx: Context) -> bool:
+    return ctx._agreement._limit is not None or bool(ctx._agreement._due)
 
 
 def accepted(request: control.Request) -> bool:
@@ -75,13 +74,6 @@ def accepted(request: control.Request) -> bool:
             return False
         raise
     return True
-
-
-def until(is_true: Callable[[], Any]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def train(strategy: Any, numbers: Mapping[int, int], *, is_killing: bool = False) -> tuple[Any, Any]:
@@ -98,7 +90,7 @@ def train(strategy: Any, numbers: Mapping[int, int], *, is_killing: bool = False
     )
     trainer.numbers, trainer.is_killing = numbers, is_killing
     result = trainer.fit(clicks(203), label="clicked", valid=clicks(61, seed=1), epochs=4, batch_size=16, every=3)
-    return weights(module), [{k: v for k, v in row.items() if k not in TIMINGS} for row in result.history]
+    return weights(module), without_timings(result.history)
 
 
 def events(*kinds: str) -> list[str]:
@@ -149,7 +141,7 @@ def test_a_server_killed_right_after_rows_have_moved_to_it_changes_no_bit() -> N
     ],
 )
 def test_every_row_is_trained_once_per_epoch_though_rows_move_while_batches_are_prefetched(strategy: Any) -> None:
-    module = Counts()
+    module = UserCounts(NUM_ROWS)
     trainer = Scaled(
         module,
         lambda output, _: output.mean(),

@@ -25,23 +25,17 @@ from torch import nn
 from strata import Trainer
 from strata.errors import NoCheckpoint
 from strata.launch.environment import ALONE, MAY_RESTART_ALONE
-from strata.launch.record.directory import DIRECTORY_VARIABLE, open_run
+from strata.launch.record.directory import open_run
 from strata.train import Batch, ParameterServer
 from strata.trainer.exported import Predictor
 from tests.integration.servers import until
 from tests.integration.trainer_models import Counts
 
+pytestmark = pytest.mark.usefixtures("run_directory")
+
 FILES, ROWS = 12, 20
 PAUSE_S = 0.25
 """Between two files of the writer."""
-
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
 MOVE = f"""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,40 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from strata import Trainer
-from strata.launch.record.directory import DIRECTORY_VARIABLE
-from strata.train import AllReduce, Batch, Hybrid, TorchRec
-from strata.trainer.history import TIMINGS
-from tests.integration.trainer_models import weights
+from strata.train import AllReduce, Hybrid, TorchRec
+from tests.integration.trainer_models import Killed, weights, without_timings
+
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
-
-
-class Killed(Trainer):
-    """A rank kills itself with -9 in one of its steps, once."""
-
-    marks = Path()
-    kills: tuple[tuple[str, int], ...] = ()
-    """(rank, number of the call in its process)"""
-    calls = 0
-
-    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        self.calls += 1
-        for rank, call in self.kills:
-            mark = self.marks / f"killed-{rank}-{call}"
-            if os.environ.get("RANK") == rank and self.calls == call and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().training_step(module, batch)
-
-
-def train(tmp_path: Path, strategy: Any, workers: int, kills: tuple[tuple[str, int], ...] = ()) -> tuple[Any, Any]:
+def train(
+    tmp_path: Path, strategy: Any, workers: int, kills: tuple[tuple[int | str, int], ...] = ()
+) -> tuple[Any, Any]:
     from tests.integration.torchrec_models import Bags, visits  # imports torchrec, which is slow
 
     module = Bags()
@@ -61,7 +34,7 @@ def train(tmp_path: Path, strategy: Any, workers: int, kills: tuple[tuple[str, i
     trainer.kills, trainer.marks = kills, tmp_path
     size = 32 // workers
     result = trainer.fit(visits(203), label="clicked", valid=visits(61, seed=1), epochs=2, batch_size=size, every=3)
-    return weights(module), [{k: v for k, v in row.items() if k not in TIMINGS} for row in result.history]
+    return weights(module), without_timings(result.history)
 
 
 @pytest.mark.slow
@@ -71,7 +44,7 @@ def test_workers_with_shards_that_are_killed_change_neither_weights_nor_history(
     alone, _ = train(tmp_path, AllReduce(), 1)
     undisturbed = train(tmp_path, strategy, 2)
 
-    killed = train(tmp_path, strategy, 2, (("1", 5), ("0", 4)))
+    killed = train(tmp_path, strategy, 2, ((1, 5), (0, 4)))
 
     assert len(list(tmp_path.glob("killed-*"))) == 2
     assert killed == undisturbed

@@ -24,7 +24,7 @@ from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, NoCheckpoint, RunFailed, UnknownWorker
 from strata.launch.nodes import ray_cluster
 from strata.launch.record.directory import all_runs, open_run
-from strata.train.orchestrator import STOP_AGAIN_S
+from strata.train.function_run import STOP_AGAIN_S
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -20,7 +20,7 @@ import torch
 from strata.data import StructuredDataset
 from strata.data.structured import StructuredDataset as Files
 from strata.errors import DataFileInvalid, LimitExceeded, NoData, SchemaMismatch
-from strata.trainer.features import DenseFeat, Features, SparseFeat, VarLenFeat, counts, fitting, portable
+from strata.trainer.features import DenseFeat, Features, SparseFeat, VarLenFeat, counts, fitters, portable
 
 NUM_ROWS = 10_000
 COLUMNS = [
@@ -179,7 +179,7 @@ def test_an_error_in_a_decode_thread_arrives_with_its_cure(
     rows: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(rows, tmp_path / "data")
-    monkeypatch.setattr(fitting, "MAX_VALUES", 100)
+    monkeypatch.setattr(fitters, "MAX_VALUES", 100)
 
     with pytest.raises(LimitExceeded, match="hash_buckets="):
         Features.fit(path, [SparseFeat("user")])

@@ -22,9 +22,8 @@ from strata import Trainer
 from strata.checkpoint import CheckpointManager
 from strata.errors import InvalidArgument, StrataError
 from strata.train import Batch, Callback, EarlyStopping
-from strata.trainer.history import TIMINGS
 from strata.trainer.loop import NotFinite
-from tests.integration.trainer_models import Regression, arrays, network, weights, write_parquet
+from tests.integration.trainer_models import Regression, arrays, network, weights, without_timings, write_parquet
 
 LOSS = nn.BCEWithLogitsLoss()
 
@@ -38,10 +37,6 @@ def trainer(module: nn.Module | None = None, **arguments: Any) -> Trainer:
     defaults: dict[str, Any] = {"loss": LOSS, "optimizer": torch.optim.SGD, "optimizer_args": {"lr": 0.1}}
     defaults["checkpoint_options"] = {"saver": "thread"}  # starting a process would take most of a test
     return Trainer(module or network(), **{**defaults, **arguments})
-
-
-def without_timings(history: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{name: value for name, value in row.items() if name not in TIMINGS} for row in history]
 
 
 # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -357,7 +352,7 @@ import os, sys
 import torch
 from strata import Trainer
 from strata.train import EarlyStopping
-from tests.integration.trainer_models import arrays, network, weights
+from tests.integration.trainer_models import arrays, network, weights, without_timings
 
 kill_at, resume, accumulate = int(sys.argv[1]), sys.argv[2] == "resume", int(sys.argv[3])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 
 from strata import StructuredDataset, Trainer
 from strata.errors import ConfigError, InvalidArgument, RunFailed
-from strata.launch.record.directory import DIRECTORY_VARIABLE, all_runs
+from strata.launch.record.directory import all_runs
 from strata.servers.table.optimizers import RowWiseAdagrad
 from strata.train import (
     FTRL,
@@ -32,6 +31,8 @@ from strata.trainer.lookahead import LookAhead
 from strata.trainer.strategy import ServerStrategy
 from tests.integration.trainer_models import Clicks, clicks, weights, write_parquet
 
+pytestmark = pytest.mark.usefixtures("run_directory")
+
 LOSS = nn.BCEWithLogitsLoss()
 TABLES = ("user", "item")
 OPTIMIZERS: dict[str, Any] = {
@@ -40,14 +41,6 @@ OPTIMIZERS: dict[str, Any] = {
     "ftrl": partial(FTRL, lr=0.1, l1=0.001),
     "stack": OptimizerStack({"user": partial(torch.optim.Adagrad, lr=0.1), "*": partial(torch.optim.SGD, lr=0.1)}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
 def trainer_of(strategy: Any, *, workers: int = 2, optimizer: Any = "sgd", module: Any = None, **more: Any) -> Trainer:

@@ -15,24 +15,15 @@ from torch import nn
 
 from strata import Trainer
 from strata.errors import RunFailed
-from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.servers.table.initial import Initial
 from strata.train import AllReduce, Batch, Hybrid, ParameterServer
 from tests.integration.trainer_models import Clicks, clicks, weights
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("run_directory")]
 LOSS = nn.BCEWithLogitsLoss()
 TABLES = ("user", "item")
 BATCH = 16
 DEADLINE_S = 90.0
-
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
 def trainer_of(strategy: Any, *, kind: Any = Trainer, module: Any = None, workers: int = 2, **more: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import torch
 from torch import nn
 
 from strata import CheckpointManager, Trainer
-from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.servers.table.optimizers import RowWiseAdagrad
 from strata.train import AllReduce, Hybrid, ParameterServer, TorchRec
 from tests.integration.trainer_models import weights
+
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 LOSS = nn.BCEWithLogitsLoss()
 SHARDED = Hybrid(sparse=TorchRec(min_bytes=0))
@@ -31,14 +31,6 @@ OPTIMIZERS: dict[str, Any] = {
 def models() -> Any:
     """Import torchrec when a test needs it; collecting tests does not."""
     return importlib.import_module("tests.integration.torchrec_models")
-
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
 def fit(

@@ -16,9 +16,10 @@ from torch import nn
 
 from strata import Trainer
 from strata.errors import InvalidArgument, RunFailed
-from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.train import FTRL, OptimizerStack
 from tests.integration.trainer_models import Regression, arrays, network, weights, write_parquet
+
+pytestmark = pytest.mark.usefixtures("run_directory")
 
 LOSS = nn.BCEWithLogitsLoss()
 OPTIMIZERS: dict[str, Any] = {
@@ -36,14 +37,6 @@ OPTIMIZERS: dict[str, Any] = {
         {},
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _in_its_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "runs"))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
 
 
 def all_optimizers(workers: int, batch_size: int) -> dict[str, list[float]]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import nn
+
+from strata import Trainer
+from strata.train import Batch
+from strata.trainer.history import TIMINGS
 
 
 class Regression(nn.Module):
@@ -95,3 +105,46 @@ class Counts(nn.Module):
 
     def forward(self, id: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the column's name
         return -self.count(id).squeeze(1)
+
+
+class UserCounts(nn.Module):
+    """Its gradient is the same for every row, so that with SGD its rows count how often they were trained."""
+
+    def __init__(self, num_users: int) -> None:
+        super().__init__()
+        self.user = nn.Embedding(num_users, 4, _weight=torch.zeros(num_users, 4))
+
+    def forward(self, user: torch.Tensor) -> torch.Tensor:
+        return self.user(user).sum(1)
+
+
+def pid_of_server(module: Any) -> int:
+    """Return the process at the other end of the last connection of a lookup."""
+    client = next(iter(module.user._rows._source._clients.values()))
+    sock = client._links[-1]._connection._sock
+    pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[0]
+    return pid
+
+
+def without_timings(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a history without what differs between equal fits."""
+    return [{name: value for name, value in row.items() if name not in TIMINGS} for row in history]
+
+
+class Killed(Trainer):
+    """Kills processes with -9 in some steps, once each, and leaves a mark for each kill."""
+
+    marks = Path()
+    kills: tuple[tuple[int | str, int], ...] = ()
+    """(rank that kills itself, or "server": rank 0 kills one; number of the call in the process of that rank)"""
+    calls = 0
+
+    def training_step(self, module: nn.Module, batch: Batch) -> torch.Tensor:
+        self.calls += 1
+        rank = int(os.environ.get("RANK", "0"))
+        for what, call in self.kills:
+            mark = self.marks / f"killed-{what}-{call}"
+            if rank == (0 if what == "server" else what) and self.calls == call and not mark.exists():
+                mark.touch()
+                os.kill(pid_of_server(self.module) if what == "server" else os.getpid(), signal.SIGKILL)
+        return super().training_step(module, batch)

@@ -15,13 +15,13 @@ import pytest
 from strata.coordinator.state.membership import WorkerEvent
 from strata.errors import ConfigError
 from strata.launch import agent as agents
+from strata.launch.actions import Finish
 from strata.launch.agent import Agent
 from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, STOPPED, WorkerSpec
 from strata.launch.nodes.base import Nodes
 from strata.launch.protocol import WorkerExit
 from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
-from strata.launch.supervisor import Finish
 
 
 class FakeCoordinator:

@@ -8,19 +8,11 @@ import signal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strata.launch.actions import Action, Finish, Note, StartAttempt, StartWorker
+from strata.launch.failures import LONGEST_PAUSE_S, MAX_ALIKE
 from strata.launch.protocol import KillWorkers, WorkerExit
 from strata.launch.spec import Size
-from strata.launch.supervisor import (
-    LONGEST_PAUSE_S,
-    MAX_ALIKE,
-    Action,
-    Finish,
-    Note,
-    Phase,
-    StartAttempt,
-    StartWorker,
-    Supervisor,
-)
+from strata.launch.supervisor import Phase, Supervisor
 
 KILLED = -signal.SIGKILL
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import pytest
 
 from strata.identity import Identity
+from strata.launch.actions import Finish
 from strata.launch.environment import WorkerSpec
 from strata.launch.multi_node import Follower
 from strata.launch.nodes.rendezvous import Member, Received
@@ -23,7 +24,6 @@ from strata.launch.protocol import (
     WorkerExit,
     WorkersExited,
 )
-from strata.launch.supervisor import Finish
 
 LEADER, ME = Member("a.1.x@10.0.0.1", 2), Member("b.1.x@10.0.0.2", 2)
 KILLED = -signal.SIGKILL

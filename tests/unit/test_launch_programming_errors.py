@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from strata.launch.actions import Finish, StartAttempt
+from strata.launch.failures import is_programming_error
 from strata.launch.protocol import WorkerExit
 from strata.launch.spec import Size
-from strata.launch.supervisor import EARLY_S, Finish, StartAttempt, Supervisor, is_programming_error
+from strata.launch.supervisor import EARLY_S, Supervisor
 
 
 @pytest.mark.parametrize(

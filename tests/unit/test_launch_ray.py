@@ -89,7 +89,7 @@ def test_a_run_stays_on_this_machine_if_the_cluster_is_no_larger_and_need_not_be
 @pytest.mark.parametrize(
     ("changed", "cure"),
     [
-        ({"cpus_per_worker": 0.0}, "must reserve something"),
+        ({"cpus_per_worker": 0.0}, "must reserve CPUs or GPUs"),
         ({"gpus_per_worker": 1.5}, "a whole number, or less than 1"),
     ],
 )
@@ -133,7 +133,7 @@ def test_the_script_is_found_in_a_copy_of_the_working_directory() -> None:
 
 def test_checkpoints_in_the_directory_of_the_run_are_refused_for_several_machines(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, spec())
-    with pytest.raises(ConfigError, match="a location that all of them reach"):
+    with pytest.raises(ConfigError, match="a location that all of them can reach"):
         ray_cluster.check_checkpoints(spec(checkpoints=str(tmp_path / "checkpoints")), directory)
     ray_cluster.check_checkpoints(spec(checkpoints="s3://bucket/run"), directory)
 

@@ -10,23 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.errors import ConfigError
+from strata.launch.actions import Action, AddServers, AskToStop, Finish, MoveRows, Note, StartAttempt
 from strata.launch.environment import STOPPED
+from strata.launch.failures import LONGEST_PAUSE_S, MAX_ALIKE
 from strata.launch.protocol import DumpStacks, KillWorkers, WorkerExit
 from strata.launch.spec import Size
-from strata.launch.supervisor import (
-    KILL_AGAIN_S,
-    LONGEST_PAUSE_S,
-    MAX_ALIKE,
-    Action,
-    AddServers,
-    AskToStop,
-    Finish,
-    MoveRows,
-    Note,
-    Phase,
-    StartAttempt,
-    Supervisor,
-)
+from strata.launch.supervisor import KILL_AGAIN_S, Phase, Supervisor
 
 KILLED = -signal.SIGKILL
 
@@ -348,7 +337,7 @@ def test_another_number_of_workers_and_servers_is_a_restart_with_both() -> None:
 def test_the_number_of_workers_does_not_count_servers() -> None:
     run = Supervisor(Size(2, 5), 3, grace_s=30.0, num_servers=1)
     run.begin(now_s=0.0)
-    with pytest.raises(ConfigError, match="5 workers are outside of 1:4"):
+    with pytest.raises(ConfigError, match="5 workers are outside 1:4"):
         run.scale(5, now_s=0.0)
 
     found = run.scale(3, now_s=1.0)
@@ -517,7 +506,7 @@ def test_a_lost_node_is_one_failure_and_the_run_continues_with_the_remaining_roo
 def test_a_size_outside_of_the_bounds_is_refused(workers: int) -> None:
     run = supervisor(2, 8)
     run.begin(now_s=0.0)
-    with pytest.raises(ConfigError, match=r"outside of 2:8.*resume it with --workers"):
+    with pytest.raises(ConfigError, match=r"outside 2:8.*resume it with --workers"):
         run.scale(workers, now_s=0.0)
 
 

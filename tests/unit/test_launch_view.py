@@ -21,16 +21,13 @@ from rich.console import Console
 
 from strata.clock import ManualClock
 from strata.coordinator.state.server_figures import ServerFigures
+from strata.launch.record.display import LiveDisplay, PlainDisplay, SilentDisplay, display_for
 from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import (
     MAX_WORKERS_SHOWN,
-    LiveDisplay,
-    PlainDisplay,
     RunView,
-    SilentDisplay,
     WorkerView,
     describe_checkpoint,
-    display_for,
     fold,
     metric_names,
     progress,

@@ -15,17 +15,8 @@ from test_servers_table import WIDTH, bits, keys_of, without_kernels
 
 from strata.errors import InvalidArgument, LimitExceeded
 from strata.servers.cold_file import ColdFiles
-from strata.servers.table import native
 from strata.servers.table.optimizers import FTRL, SGD, Adagrad, LazyAdam, RowWiseAdagrad
 from strata.servers.table.table import Table, TableSpec
-
-
-@pytest.fixture(params=["numpy", "numba"])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "numba" and native.find is None:
-        pytest.skip("numba is not installed")
-    if request.param == "numpy":
-        without_kernels(monkeypatch)
 
 
 class ColdMachine(SnapshotMachine):

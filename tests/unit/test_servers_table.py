@@ -36,15 +36,6 @@ NORMAL = [
 ]
 
 
-@pytest.fixture(params=["numpy", "numba"])
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both implementations of the loops over rows."""
-    if request.param == "numba" and native.find is None:
-        pytest.skip("numba is not installed")
-    if request.param == "numpy":
-        without_kernels(monkeypatch)
-
-
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in native.KERNELS:
         monkeypatch.setattr(native, name, None)

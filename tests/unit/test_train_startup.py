@@ -12,7 +12,7 @@ from strata.checkpoint import Adaptive, AnyOf, EverySeconds, EverySteps, Manual
 from strata.errors import ConfigError
 from strata.identity import Identity
 from strata.launch.environment import JOINED, WorkerSpec, worker_environment
-from strata.train.context import decides_by_steps
+from strata.train.schedule import decides_by_steps
 from strata.train.startup import _check_is_the_rank, _spec_without_agent, _stop_when_asked, init, strategy_of
 
 

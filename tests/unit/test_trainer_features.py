@@ -28,7 +28,7 @@ from strata.trainer.features import (
     VarLenFeat,
     auto_embedding_dim,
     columns,
-    fitting,
+    fitters,
 )
 
 ROWS: dict[str, Any] = {
@@ -183,7 +183,7 @@ def test_a_declaration_takes_numpy_values_as_plain_ones() -> None:
         (["carrier"], {}, r"declare it as SparseFeat\('carrier'\)"),
         ([SparseFeat("carrier"), DenseFeat("carrier")], {}, "declares 'carrier' twice"),
         ([SparseFeat("late")], {"label": "late"}, "must not see its label"),
-        ([SparseFeat("carrier")], {"passthrough": ["dense"]}, "is called 'dense'"),
+        ([SparseFeat("carrier")], {"passthrough": ["dense"]}, "column 'dense' has the name of a matrix"),
         ([SparseFeat("carrier")], {"loader_options": {"shuffle": True}}, "has 'shuffle', which does not apply"),
     ],
 )
@@ -240,7 +240,7 @@ def test_an_unknown_column_is_refused_with_a_similar_name() -> None:
 
 
 def test_too_many_distinct_values_are_refused_with_hash_buckets_as_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "MAX_VALUES", 5)
+    monkeypatch.setattr(fitters, "MAX_VALUES", 5)
     rows = {"x": [f"user {number}" for number in range(6)]}
 
     with pytest.raises(LimitExceeded, match=r"'x' has more than 5 distinct values.*hash_buckets="):

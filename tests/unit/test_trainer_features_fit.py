@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.trainer.features import DenseFeat, Features, SparseFeat, VarLenFeat, reading
-from strata.trainer.features.fitting import make_fitter
+from strata.trainer.features import DenseFeat, Features, SparseFeat, VarLenFeat, scan
+from strata.trainer.features.fitters import make_fitter
 
 SCHEMA = pa.schema(
     {
@@ -72,7 +72,7 @@ def test_order_batches_and_threads_do_not_change_the_state(
     batches = [table_of(permuted[first:last]) for first, last in itertools.pairwise(cuts)]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reading, "_SLICE_ROWS", data.draw(st.integers(1, 5)))
+        patched.setattr(scan, "_SLICE_ROWS", data.draw(st.integers(1, 5)))
         state = Features.fit(pa.concat_tables(batches), COLUMNS, num_workers=data.draw(st.integers(1, 3))).state()
 
     assert state == wanted

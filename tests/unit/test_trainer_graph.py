@@ -66,7 +66,7 @@ def test_arrays_of_a_graph_are_not_copied() -> None:
     [
         ([], [], None, "indptr must start with 0"),
         ([1, 2], [0, 0], None, "indptr must start with 0"),
-        ([0, 2, 1, 2], [0, 1], None, "indptr falls from 2 to 1 at node 1"),
+        ([0, 2, 1, 2], [0, 1], None, "indptr decreases from 2 to 1 at node 1"),
         ([0, 1], [0, 0], None, "indptr ends with 1, but there are 2 indices"),
         ([0, 1], [0], 2, "indptr has 2 offsets, but num_nodes=2 nodes need 3"),
         ([0, 1], [1], None, "indices has node 1, but the graph has 1 nodes, from 0 to 0"),

@@ -181,7 +181,7 @@ def test_tied_tables_and_unknown_names_are_refused() -> None:
         find(Net(), ["usr"], min_bytes=0)
     with pytest.raises(InvalidArgument, match="lower min_bytes="):
         find(Net(), None, min_bytes=1 << 30)
-    with pytest.raises(InvalidArgument, match="is an embedding itself"):
+    with pytest.raises(InvalidArgument, match="is itself an embedding"):
         find(nn.Embedding(4, 4), None, min_bytes=0)
 
 

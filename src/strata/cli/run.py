@@ -12,9 +12,9 @@ from strata.printing import counted
 from strata.terminal import echo
 
 if TYPE_CHECKING:
+    from strata.launch.actions import Finish
     from strata.launch.record.directory import RunDirectory
     from strata.launch.record.log import Which
-    from strata.launch.supervisor import Finish
 
 Logs = Annotated[
     str, typer.Option(help="Workers whose output is shown: rank0, all or none. auto: rank0, or none with --quiet.")
@@ -266,7 +266,7 @@ def _which(logs: str, *, quiet: bool) -> Which:
 
 def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool) -> None:
     from strata.clock import SystemClock  # noqa: PLC0415
-    from strata.launch.record.view import display_for  # noqa: PLC0415
+    from strata.launch.record.display import display_for  # noqa: PLC0415
     from strata.launch.run import run as run_it  # noqa: PLC0415
 
     display = display_for(sys.stderr, SystemClock(), quiet)

@@ -18,23 +18,14 @@ from strata.clock import Clock, SystemClock
 from strata.coordinator.state import server_figures
 from strata.errors import ConfigError, StrataError
 from strata.identity import Identity, process_name
+from strata.launch.actions import AddServers, AskToStop, Finish, MoveRows, Note, StartAttempt, StartWorker
 from strata.launch.environment import METRICS, NEEDED_WORLD_SIZE, NOT_SAVING, WorkerSpec
 from strata.launch.nodes.base import RoomChanged
 from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import RunView, WorkerView, describe_checkpoint
-from strata.launch.supervisor import (
-    AddServers,
-    AskToStop,
-    Finish,
-    MoveRows,
-    Note,
-    Phase,
-    StartAttempt,
-    StartWorker,
-    Supervisor,
-)
+from strata.launch.supervisor import Phase, Supervisor
 from strata.launch.watchdog import StepWatch
 from strata.printing import counted
 
@@ -46,11 +37,11 @@ if TYPE_CHECKING:
     from strata.coordinator.state.events import CheckpointRecord
     from strata.coordinator.state.server_figures import ServerFigures
     from strata.coordinator.state.views import WorkerInfo
+    from strata.launch.actions import Action
     from strata.launch.nodes.base import Nodes
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.view import Display
+    from strata.launch.record.display import Display
     from strata.launch.spec import RunSpec
-    from strata.launch.supervisor import Action
 
 TICK_S = 0.05
 SHOW_S = 0.25

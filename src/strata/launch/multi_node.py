@@ -21,6 +21,7 @@ from strata.clock import Clock, SystemClock
 from strata.coordinator.client import AsyncCoordinatorClient
 from strata.errors import ConfigError, StrataError
 from strata.launch import control
+from strata.launch.actions import Finish
 from strata.launch.agent import Agent
 from strata.launch.nodes import rendezvous
 from strata.launch.nodes.base import Nodes
@@ -41,7 +42,6 @@ from strata.launch.protocol import (
 )
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
-from strata.launch.supervisor import Finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from strata.launch.nodes.rendezvous import AgentGroup, Member
     from strata.launch.protocol import AnyMessage
     from strata.launch.record.directory import RunDirectory
-    from strata.launch.record.view import Display
+    from strata.launch.record.display import Display
 
 log = logging.getLogger(__name__)
 GATHER_S = 30.0
@@ -118,7 +118,7 @@ class NodeAgent:
         """
         if self._role is None:
             raise ConfigError(
-                f"this node is just joining or leaving the run; ask for {_asked(workers, servers)} again in a moment",
+                f"this node is joining or leaving the run; ask for {_asked(workers, servers)} again in a moment",
                 field="workers",
             )
         self._role.scale(workers, servers)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from strata.launch.actions import Finish
     from strata.launch.nodes.ray_cluster import RayCluster
     from strata.launch.record.directory import RunDirectory
+    from strata.launch.record.display import Display
     from strata.launch.record.log import Which
-    from strata.launch.record.view import Display
-    from strata.launch.supervisor import Finish
     from strata.transport.credentials import ClientSecurity
 
 LEASE = LeaseConfig(heartbeat_s=0.25, suspicion_s=0.25, lease_s=60.0, tick_s=0.05, step_timeout_s=0.0)

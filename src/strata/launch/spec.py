@@ -136,7 +136,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
                 field="name",
             )
         if not self.script:
-            raise ConfigError("no script is given; name one", field="script")
+            raise ConfigError("no script was given; pass the path of one", field="script")
         if not _is_count(self.max_restarts):
             raise ConfigError(
                 f"max_restarts={self.max_restarts!r} is not a number of restarts; use a whole number, 0 for none",
@@ -148,7 +148,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name}={value} is invalid; use a finite number, 0 or more", field=name)
         if self.log_bytes and self.log_bytes < MIN_LOG_BYTES:
             raise ConfigError(
-                f"log_bytes={self.log_bytes} is too small to show a cause; use at least 64KiB, or 0 for no limit",
+                f"log_bytes={self.log_bytes} is too small to show why a worker failed; use at least 64KiB, or 0 for no "
+                "limit",
                 field="log_bytes",
             )
         if not 1 <= self.num_nodes <= self.workers.at_most:

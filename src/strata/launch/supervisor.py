@@ -11,14 +11,15 @@ An attempt has as many workers as the nodes can place; while that is below the m
 from __future__ import annotations
 
 import enum
-import re
 import signal
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from strata.errors import ConfigError
 from strata.identity import process_counts, process_name
+from strata.launch.actions import AddServers, AskToStop, Finish, MoveRows, Note, StartAttempt, StartWorker
 from strata.launch.environment import STOPPED
+from strata.launch.failures import MAX_ALIKE, Failure, is_input_at_fault, is_programming_error, pause_s
 from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.spec import ANY_NUMBER, PER_RANK, not_divisible
 from strata.printing import counted
@@ -26,98 +27,14 @@ from strata.printing import counted
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from strata.launch.actions import Action, NoteKind
     from strata.launch.protocol import Outcome, WorkerExit
     from strata.launch.spec import Size
 
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 30.0
 KILL_AGAIN_S = 30.0
 """Seconds to wait for a killed worker to exit before killing it again; either message may have been lost."""
 EARLY_S = 60.0
 """Seconds within which a script that reports no steps has hardly made one."""
-MAX_ALIKE = 3
-"""Failures of the same rank at the same step with the same message that end the run: its input is at fault."""
-_BY_SIGNAL = {"Ctrl-C": 128 + signal.SIGINT, "SIGTERM": 128 + signal.SIGTERM, "SIGHUP": 128 + signal.SIGTERM}
-"""Exit codes of `strata run`, by the reason for a stop."""
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes that are no evidence against the program."""
-
-NoteKind = Literal[
-    "started", "restarted", "failed", "hung", "ending", "stopping", "scaling", "waiting", "nodes", "cause"
-]
-
-
-# -- actions, besides `KillWorkers` and `DumpStacks` -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartAttempt:
-    """Start all workers of an attempt."""
-
-    attempt: int
-    world_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorker:
-    """Start one worker of this attempt again. The others keep running."""
-
-    attempt: int
-    rank: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class AddServers:
-    """Start more parameter servers in this attempt. The others keep running."""
-
-    attempt: int
-    ranks: tuple[int, ...]
-    num_before: int
-    layout: int
-
-
-@dataclass(frozen=True, slots=True)
-class MoveRows:
-    """Let the workers agree on a step after which rows move to another number of parameter servers."""
-
-    num_servers: int
-    layout: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskToStop:
-    """Let the workers agree on a step, save there and exit."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Add an event to the timeline and show it in the terminal."""
-
-    what: NoteKind
-    text: str
-    attempt: int
-    rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """End the run."""
-
-    outcome: Outcome
-    reason: str
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of `strata run`: the one that shells expect of a program ended by a signal."""
-        if self.outcome == "stopped":
-            return next((code for prefix, code in _BY_SIGNAL.items() if self.reason.startswith(prefix)), 0)
-        return 0 if self.outcome == "done" else 1
-
-
-Action = StartAttempt | StartWorker | AddServers | MoveRows | AskToStop | KillWorkers | DumpStacks | Note | Finish
 
 
 class Phase(enum.Enum):
@@ -132,16 +49,6 @@ class Phase(enum.Enum):
     STOPPING = "stopping"
     """The workers save and exit."""
     OVER = "over"
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    rank: int
-    code: int
-    last_words: str
-    saved_step: int
-    step: int | None
-    """Last step that was reported, which may lie a little before the failure. None: no step was reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +107,7 @@ class Supervisor:
     _doomed: set[int] = field(default_factory=set)
     """Workers that were killed, for whatever reason."""
     _kill_again_s: float = float("inf")
-    _history: list[_Failure] = field(default_factory=list)
+    _history: list[Failure] = field(default_factory=list)
     _has_context: bool = False
     """A worker of this attempt has called `strata.init()`, so we know whether it has made a step."""
     _has_stepped: bool = False
@@ -334,7 +241,7 @@ class Supervisor:
             raise ConfigError(not_divisible(workers, self._workers(self.only)), field="workers")
         if not self.size.allows(workers + self.num_servers):
             raise ConfigError(
-                f"{workers} workers are outside of {self.size.plus(-self.num_servers)}, the range that the run was "
+                f"{workers} workers are outside {self.size.plus(-self.num_servers)}, the range that the run was "
                 f"started with; resume it with --workers set to a range that includes {workers + self.num_servers}",
                 field="workers",
             )
@@ -437,7 +344,7 @@ class Supervisor:
         self._num_idle_alone[rank] = 0 if rank in self._stepped else self._num_idle_alone.get(rank, 0) + 1
         self._stepped.discard(rank)
         self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
-        self._away[rank] = now_s + _pause_s(self._num_idle_alone[rank])
+        self._away[rank] = now_s + pause_s(self._num_idle_alone[rank])
         return [self._note("failed", self._describe(event), rank=rank), *self._start_away(now_s)]
 
     def _start_away(self, now_s: float) -> list[Action]:
@@ -571,27 +478,27 @@ class Supervisor:
 
     def _failed(self, cause: WorkerExit, now_s: float) -> list[Action]:
         self._num_idle = self._num_idle + 1 if self._attempt_step is None else 0
-        self._history.append(_Failure(cause.rank, cause.code, cause.last_words, self.saved_step, self._attempt_step))
+        self._history.append(Failure(cause.rank, cause.code, cause.last_words, self.saved_step, self._attempt_step))
         if refusal := self._refusal(self._history, cause, now_s):
             return self._finish("failed", f"{self._describe(cause)} ({refusal})")
         self.num_restarts += 1
-        pause_s = _pause_s(self._num_idle)
-        if not pause_s:
+        wait_s = pause_s(self._num_idle)
+        if not wait_s:
             return self._start(now_s)
         self.phase = Phase.WAITING
-        self._deadline_s = now_s + pause_s
-        return [self._note("waiting", f"next attempt in {pause_s:g} s: the last one made no step")]
+        self._deadline_s = now_s + wait_s
+        return [self._note("waiting", f"next attempt in {wait_s:g} s: the last one made no step")]
 
-    def _failure_of(self, event: WorkerExit) -> _Failure:
+    def _failure_of(self, event: WorkerExit) -> Failure:
         """Describe the failure of one worker among others that continue, whose steps say nothing about it."""
         step = self._attempt_step if event.step is None else event.step
-        return _Failure(event.rank, event.code, event.last_words, self.saved_step, step)
+        return Failure(event.rank, event.code, event.last_words, self.saved_step, step)
 
-    def _refusal(self, history: Sequence[_Failure], cause: WorkerExit, now_s: float) -> str:
+    def _refusal(self, history: Sequence[Failure], cause: WorkerExit, now_s: float) -> str:
         """Return why the run ends with this failure, the last of `history`; empty if workers are started again."""
         if self._is_programming_error(cause, now_s):
             return "not retried: it would fail the same way"
-        if self._is_input_at_fault(history):
+        if is_input_at_fault(history, stride=self._stride):
             return f"{MAX_ALIKE} times in a row at the same step"
         if self.num_restarts == self.max_restarts:
             return f"all {counted(self.max_restarts, 'restart')} used" if self.max_restarts else "no restarts allowed"
@@ -601,15 +508,6 @@ class Supervisor:
         if self._has_stepped or not (self._has_context or now_s - self._began_s < EARLY_S):
             return False
         return is_programming_error(cause.code, cause.last_words)
-
-    def _is_input_at_fault(self, history: Sequence[_Failure]) -> bool:
-        last = history[-MAX_ALIKE:]
-        if len(last) < MAX_ALIKE or last[0].code in _FROM_OUTSIDE:
-            return False
-        if len({(each.rank, each.code, each.last_words, each.saved_step) for each in last}) > 1:
-            return False
-        steps = [each.step for each in last if each.step is not None]
-        return not steps or max(steps) - min(steps) <= 2 * self._stride
 
     def _describe(self, event: WorkerExit) -> str:
         return f"{self._name(event.rank)}: {event.how}"
@@ -642,41 +540,3 @@ class Supervisor:
     def _finish(self, outcome: Outcome, reason: str) -> list[Action]:
         self.phase = Phase.OVER
         return [Finish(outcome, reason)]
-
-
-def _pause_s(num_idle: int) -> float:
-    """Return how long to wait before the next start, after as many failures in a row without a step."""
-    return min(FIRST_PAUSE_S * 2 ** (num_idle - 1), LONGEST_PAUSE_S) if num_idle else 0.0
-
-
-# -- programming errors ------------------------------------------------------------------------------------------------
-
-_USAGE = 2
-"""Exit code of argparse, click and Python itself for an invalid command line."""
-_EXCEPTION = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
-_OF_PYTHON = {
-    *("SyntaxError", "IndentationError", "TabError"),
-    *("ImportError", "ModuleNotFoundError"),
-    *("NameError", "UnboundLocalError", "AttributeError", "TypeError"),
-}
-_OF_STRATA = ("strata.errors.ConfigError", "strata.errors.InvalidArgument")
-_NO_MODULE = ": No module named "
-"""What `python -m` prints, without a traceback."""
-
-
-def is_programming_error(code: int, last_words: str) -> bool:
-    """Return whether a worker without a step failed because of how its program is written or called.
-
-    Running such a program again would fail the same way. An error that data or the machine may have caused is worth
-    another attempt and does not count.
-    """
-    if code == _USAGE:
-        return True
-    if code != 1:
-        return False
-    named = _EXCEPTION.match(last_words)
-    return (
-        (named is not None and named[0].rstrip(":") == named[1] and named[1] in _OF_PYTHON)
-        or last_words.startswith(_OF_STRATA)
-        or _NO_MODULE in last_words
-    )

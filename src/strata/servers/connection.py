@@ -229,7 +229,7 @@ class Link:
             if time.monotonic() > deadline_s:
                 raise NotAnswered(
                     f"parameter server {self.name} has not acknowledged a push within {ACK_TIMEOUT_S:g} s; it may be "
-                    "stopped, or wait for a worker that makes no steps"
+                    "stopped, or waiting for a worker that makes no steps"
                 )
 
     def _send_push(self, push: Unacked) -> None:
@@ -385,6 +385,6 @@ def _await(answer: Future[Any], server: str, what: str, timeout_s: float | None)
         is_done = bool(wait([answer], None if timeout_s is None else timeout_s - first_s).done)
     if not is_done:
         raise NotAnswered(
-            f"parameter server {server} has not {what} within {timeout_s:g} s; it may be stopped, or wait for a worker "
-            "that makes no steps"
+            f"parameter server {server} has not {what} within {timeout_s:g} s; it may be stopped, or waiting for a "
+            "worker that makes no steps"
         )

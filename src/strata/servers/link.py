@@ -256,7 +256,7 @@ class WorkerLink:
                     silent = sorted({name for client in self._clients.values() for name in client.unanswered()})
                     raise StrataError(
                         f"parameter server {', '.join(silent)} has not answered within {WAIT_S:g} s; it may be "
-                        "stopped, or wait for a worker that makes no steps"
+                        "stopped, or waiting for a worker that makes no steps"
                     ) from None
             else:
                 self._check_pushed()

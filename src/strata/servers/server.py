@@ -257,7 +257,7 @@ class Server:
             answer = protocol.Answer(request.id, clock, self.state.num_lost - before)
             self._replies.append(_Reply(connection, answer, []))
         elif fence is None:
-            raise InvalidArgument("the first message of a worker is a join")
+            raise InvalidArgument("the first message of a worker must be a join")
         elif isinstance(request, protocol.Pull):
             self._pull(connection, fence, request, message)
         elif isinstance(request, protocol.Push):

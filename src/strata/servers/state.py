@@ -177,7 +177,7 @@ class ServerState:
             StaleIncarnation: A later one has joined.
         """
         if not 0 <= fence.rank < self._num_workers:
-            raise InvalidArgument(f"rank {fence.rank} is not below {self._num_workers} workers", field="rank")
+            raise InvalidArgument(f"rank {fence.rank} does not exist among {self._num_workers} workers", field="rank")
         if fence.attempt != self._attempt or fence.incarnation < self._incarnations.get(fence.rank, 0):
             raise self._stale(fence)
         self._incarnations[fence.rank] = fence.incarnation

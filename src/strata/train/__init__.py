@@ -1,8 +1,9 @@
 """The worker's side of a run: `strata.init()`, its context with data, checkpoints and coordinator in a few calls.
 
-`context` is what a script uses, `membership` its connection to the coordinator, `orchestrator` the same calls without a
-run. It may import `launch` and everything below, and starts no processes itself except through `launch`. A name is
-loaded when it is first used; the names of the Trainer live in `strata.trainer`, which is a layer above.
+`context` is what a script uses; `schedule` decides when it saves, `membership` is its connection to the coordinator.
+`orchestrator` has the same calls without a run, `function_run` runs a function on workers. It may import `launch` and
+everything below, and starts no processes itself except through `launch`. A name is loaded when it is first used; the
+names of the Trainer live in `strata.trainer`, which is a layer above.
 """
 
 from __future__ import annotations

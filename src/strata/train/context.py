@@ -21,48 +21,41 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from strata.checkpoint import AnyOf, CheckpointManager, EverySteps, Manual
-from strata.checkpoint.policy import not_before
-from strata.errors import CheckpointAborted, ConfigError, InvalidArgument, NoCheckpoint, StrataError
+from strata.errors import CheckpointAborted, InvalidArgument, NoCheckpoint, StrataError
 from strata.identity import Identity
 from strata.launch.environment import NEEDED_WORLD_SIZE, STOPPED
 from strata.lifecycle import Home, at_exit, renewed
-from strata.train import pytrees, rng
+from strata.train import pytrees
 from strata.train.agreement import Agreement, Due
 from strata.train.alone import Alone
-from strata.train.loaders import Loaders
-from strata.train.membership import NoMembership
+from strata.train.last_step import LastStep
+from strata.train.loaders import Loaders, is_path, map_style_module
 from strata.train.metrics import Gauges
+from strata.train.own_state import OURS, OwnState, own_state, put_generators
 from strata.train.roles import PLACEMENT, SAVED_PLACEMENT, SAVED_SERVERS, Roles
+from strata.train.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
-    from strata.checkpoint import CheckpointMetadata, Save
+    from strata.checkpoint import CheckpointManager, CheckpointMetadata, Save
     from strata.checkpoint.policy import Strategy
     from strata.data.order.steps import Tail
     from strata.launch.environment import WorkerSpec
-    from strata.train.meeting import Meetings
     from strata.train.membership import Membership
+    from strata.train.process_group import Meetings
     from strata.train.roles import Companion
 
 log = logging.getLogger(__name__)
 
-_MASTER = {"MASTER_ADDR", "MASTER_PORT"}
-OURS = "strata"
-"""Name of our own part of a checkpoint."""
 SAVING, AGREEING, ENDING, RESIZING = "saving", "agreeing", "ending", "resizing"
 """Reasons for which a rank cannot be restarted alone."""
-ASK_AGAIN_S = 60.0
-"""Interval between two requests for a checkpoint, if the first had no result."""
 AGREE_TIMEOUT_S = 180.0
 """Longest wait for the other ranks to publish their limits. Their threads give up sooner."""
 
@@ -127,31 +120,17 @@ class Context:
         self.checkpoints = manager
         self.step = 0
         """Last step that was reported, counted or restored."""
-        self._has_new_step = False
-        """A step was reported since the last `maybe_checkpoint`."""
         self.epoch = 0
         self._membership = membership
         self._agreement = agreement or Agreement()
-        self._strategy = strategy
-        self._asked_s = -ASK_AGAIN_S
-        self._not_before = 0
-        """Step before which the strategy does not save."""
+        self._schedule = Schedule(strategy, manager, membership)
         self._loaders = Loaders(identity.world_size)
         self._restored: tuple[int, Mapping[str, Any]] | None = None
         """Restored step, and our own part of its checkpoint."""
         self.last_save: Save | None = None
         """The save that was started last."""
         self._has_saved = False
-        self._unsaved: tuple[Mapping[str, Any], dict[str, Any]] | None = None
-        """Arguments of the last `maybe_checkpoint`, if it did not save."""
-        self._unsaved_at: tuple[Any, ...] | None = ()
-        """Positions of the loaders at that time; None: one of them has none."""
-        self._saved_step = -1
-        """Last step that was saved or restored."""
-        self._ends_elsewhere = False
-        """The training loop belongs to a framework, whose callback calls `save_last` at its end."""
-        self._is_under_way = False
-        """A step was made since the last common end of training."""
+        self._last = LastStep()
         self._closing = renewed(threading.Lock())
         self._is_closed = False
         self._home = Home()
@@ -217,29 +196,15 @@ class Context:
     @property
     def device(self) -> Any:
         """This process's accelerator, or the CPU, as a torch device."""
-        import torch  # noqa: PLC0415 - the caller has torch
+        from strata.train.process_group import device_of  # noqa: PLC0415 - imports torch, which the caller has
 
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        # Fewer devices than ranks, where each process sees only its own.
-        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return device_of(self.local_rank)
 
     def init_process_group(self, **arguments: Any) -> None:
         """Initialize torch's process group: NCCL with CUDA, gloo otherwise. `arguments` go to torch."""
-        import torch  # noqa: PLC0415
-        from torch import distributed  # noqa: PLC0415
+        from strata.train.process_group import initialize  # noqa: PLC0415 - imports torch
 
-        device = self.device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        defaults: dict[str, Any] = {"backend": "nccl" if device.type == "cuda" else "gloo"}
-        has_meeting_point = arguments.keys() & {"store", "init_method"} or os.environ.keys() >= _MASTER
-        if self.world_size == 1 and not has_meeting_point:  # plain `python`: there is no rendezvous
-            store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not declare the export
-            defaults |= {"store": store, "rank": 0, "world_size": 1}
-        elif self.roles.num_servers:  # the environment counts them too
-            defaults |= {"rank": self.rank, "world_size": self.world_size}
-        distributed.init_process_group(**{**defaults, **arguments})
+        initialize(self.identity, has_servers=self.roles.num_servers > 0, arguments=arguments)
 
     def meet_on_demand(self) -> None:
         """Let workers be restarted alone: torch's process group exists only within `together`. Call it on all ranks of
@@ -248,7 +213,7 @@ class Context:
         self._membership.follow_restarts()
         self.may_lose_ranks = True
         if not self.roles.is_server and self._meetings is None:
-            from strata.train.meeting import Meetings  # noqa: PLC0415 - imports torch
+            from strata.train.process_group import Meetings  # noqa: PLC0415 - imports torch
 
             self._meetings = Meetings(self)
 
@@ -281,7 +246,7 @@ class Context:
             name: Name in checkpoints; default: loaders are numbered.
         """
         arguments = {"rank": self.rank, "num_ranks": self.world_size, **arguments}
-        if not _is_path(source):
+        if not is_path(source):
             if format is not None:
                 raise InvalidArgument(
                     f"format={format!r} applies to files, not to a {type(source).__name__}; leave it out",
@@ -296,7 +261,7 @@ class Context:
         return loader
 
     def _map_loader(self, dataset: Any, name: str, *, rank: int, num_ranks: int, **options: Any) -> Any:
-        loader = _torch_side().map_loader(dataset, ranks=Identity(rank=rank, world_size=num_ranks), **options)
+        loader = map_style_module().map_loader(dataset, ranks=Identity(rank=rank, world_size=num_ranks), **options)
         return self.attach(loader, name=name)
 
     def sampler(
@@ -320,7 +285,9 @@ class Context:
             rank=self.rank if rank is None else rank,
             world_size=self.world_size if num_ranks is None else num_ranks,
         )
-        return _torch_side().RowSampler(dataset, ranks=ranks, shuffle=shuffle, shuffle_seed=shuffle_seed, tail=tail)
+        return map_style_module().RowSampler(
+            dataset, ranks=ranks, shuffle=shuffle, shuffle_seed=shuffle_seed, tail=tail
+        )
 
     def attach(self, loader: Any, *, name: str = "", per_rank: bool | None = None) -> Any:
         """Save a loader's position in checkpoints; return the loader. It must have `state_dict` and `load_state_dict`,
@@ -338,7 +305,7 @@ class Context:
         if hasattr(loader, "rows_delivered"):
             self._gauges.add_rows(lambda: loader.rows_delivered)
         if was_waiting and self._restored is not None and self._restored[0] == self.step:
-            self._put_generators(self._restored[1])  # creating a loader draws random numbers
+            put_generators(self._restored[1], self.rank)  # creating a loader draws random numbers
         return loader
 
     def epochs(self, number: int) -> Iterator[int]:
@@ -384,12 +351,12 @@ class Context:
         if OURS in into:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="into")
         self._membership.report("RECOVERING")
-        self._not_before = 0
+        self._schedule.restored()
         chosen = self._newest() if self.identity.incarnation else None
         if self.identity.incarnation and chosen is None:
             return Progress(state=into)
-        self._unsaved, self._is_under_way, self._has_new_step = None, False, False
-        ours, given_back = _Ours(), pytrees.stand_ins(into)
+        self._last.forget()
+        ours, given_back = OwnState(), pytrees.stand_ins(into)
         try:
             with pytrees.on_the_host(given_back):
                 found = self.checkpoints.restore(
@@ -405,7 +372,7 @@ class Context:
         else:  # a checkpoint without our part, which strict=False allows
             self.step, self.epoch = found.step, found.epoch
             self._agreement.restored(self.step)
-        self._saved_step = self.step
+        self._last.saved = self.step
         self._membership.restored(found)
         return Progress(self.step, self.epoch, found, state)
 
@@ -426,20 +393,14 @@ class Context:
         if has_loaders:
             self._loaders.load_state_dict(state)
         if has_generators:
-            self._put_generators(state)
+            put_generators(state, self.rank)
             self._restored = self.step, state
-
-    def _put_generators(self, state: Mapping[str, Any]) -> None:
-        if self.rank < int(state["world_size"]):
-            rng.put(state["generators"])
-        else:
-            rng.derive(state["generators"], self.rank)
 
     def report(self, *, step: int | None = None, epoch: int | None = None, **metrics: float) -> None:
         """Report this rank's progress and metrics; cheap enough for every step."""
         if step is not None:
             self.step = step
-            self._has_new_step = True
+            self._last.is_new = True
         if epoch is not None:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
@@ -468,8 +429,8 @@ class Context:
         self.alone.hold(SAVING)
         self._forget_save()
         self._has_saved = True
-        self._unsaved, self._saved_step = None, self.step
-        self._asked_s = -ASK_AGAIN_S
+        self._last.unsaved, self._last.saved = None, self.step
+        self._schedule.saved()
         if self._loaders.are_per_rank:
             metadata = {**(metadata or {}), NEEDED_WORLD_SIZE: str(self.world_size)}
         if self.roles.num_servers:
@@ -477,8 +438,10 @@ class Context:
             metadata = {**(metadata or {}), **saved}
         if self.companion is not None:
             self.companion.saving(self.step)
+        parts = {name: pytrees.storable(part) for name, part in state.items()}
+        parts[OURS] = own_state(self._loaders, step=self.step, epoch=self.epoch, world_size=self.roles.num_workers)
         save = self.checkpoints.save(
-            {**_states(state), OURS: self._ours()},
+            parts,
             step=self.step,
             epoch=self.epoch,
             metadata=metadata,
@@ -509,15 +472,14 @@ class Context:
     def _maybe_checkpoint(
         self, state: Mapping[str, Any], *, step: int | None, is_passing: bool, arguments: dict[str, Any]
     ) -> Save | None:
-        if step is not None or not self._has_new_step:
+        if step is not None or not self._last.is_new:
             self.report(step=self.step + 1 if step is None else step)
-        self._has_new_step = False
+        self._last.is_new = False
         due = self._resize_if_due(self._agreement.take_due(self.step, timeout_s=AGREE_TIMEOUT_S))
         should_stop = any(each.wish == "stop" for each in due)
-        self._is_under_way, self._ends_elsewhere = True, is_passing
-        if not due and not self._is_time():
-            self._unsaved = None if is_passing else (state, arguments)
-            self._unsaved_at = self._loaders.positions()
+        self._last.is_under_way, self._last.ends_elsewhere = True, is_passing
+        if not due and not self._schedule.is_time(self.step, self.identity):
+            self._last.keep(None if is_passing else (state, arguments), self._loaders.positions())
             return None
         save = self.checkpoint(state, **arguments)
         if should_stop:
@@ -570,7 +532,7 @@ class Context:
 
     def retire(self, reason: str) -> None:
         """Leave the run, which continues without this rank, and exit."""
-        self._is_under_way = self._has_saved = False
+        self._last.is_under_way = self._has_saved = False
         log.warning("leaving the run: %s", reason)
         self.close()
         raise SystemExit(0)
@@ -582,7 +544,7 @@ class Context:
 
     def completing(self, step: int) -> None:
         """The effects of this step are about to leave this process. If all ranks save after it, this one must, too."""
-        if self.alone.is_begun and self._saves_by_steps and self.checkpoints.should_save(step):
+        if self.alone.is_begun and self._schedule.is_certain(step):
             self.alone.hold(SAVING)
 
     def release_alone(self) -> None:
@@ -602,45 +564,6 @@ class Context:
             save.until_ended()
             save.was_reported |= isinstance(save.error, CheckpointAborted)
 
-    @property
-    def _saves_by_steps(self) -> bool:
-        strategy = self._strategy
-        return strategy is not None and not isinstance(strategy, Manual) and decides_by_steps(strategy)
-
-    def _is_time(self) -> bool:
-        """Return whether this rank saves now by its strategy. For strategies by time, rank 0 decides and asks all
-        ranks.
-        """
-        if self.step < self._not_before or self._strategy is None or isinstance(self._strategy, Manual):
-            return False
-        if self.world_size == 1 or decides_by_steps(self._strategy):
-            is_time = bool(self.checkpoints.should_save(self.step))
-            if not is_time:
-                self._not_before = not_before(self._strategy, self.step)
-            return is_time
-        if isinstance(self._membership, NoMembership):
-            raise ConfigError(
-                f"{self.world_size} ranks without a coordinator cannot agree on a time to save; save by steps "
-                f"(strata.init(every=500)), or start them with `strata run --workers {self.world_size}`",
-                field="every",
-            )
-        now_s = time.monotonic()
-        if self.rank == 0 and now_s - self._asked_s >= ASK_AGAIN_S:
-            decision = self.checkpoints.should_save(self.step)
-            if decision:
-                self._asked_s = now_s
-                self._membership.ask_checkpoint(decision.reason)
-        return False
-
-    def _ours(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "world_size": self.roles.num_workers,
-            **self._loaders.state_dict(),
-            "generators": rng.take(),
-        }
-
     def save_last(self, state: Mapping[str, Any], *, saves_again: bool = False, **arguments: Any) -> None:
         """Save the last reported step, unless it is already saved. Call it at the end of training, on every rank. Only
         callbacks for frameworks need it: `epochs` and `close` do the same.
@@ -648,25 +571,24 @@ class Context:
         `saves_again`: save even if the step is saved, because that save did not know that it was the last.
         """
         self._home.require("this context")
-        self._is_under_way |= self._has_new_step
-        self._has_new_step = self._ends_elsewhere = False
-        self._unsaved = None if self.step == self._saved_step and not saves_again else (state, arguments)
+        self._last.is_under_way |= self._last.is_new
+        self._last.is_new = self._last.ends_elsewhere = False
+        self._last.unsaved = None if self.step == self._last.saved and not saves_again else (state, arguments)
         self._save_last()
 
     @property
     def _saves_last(self) -> bool:
         """Whether the last step is saved automatically: not with `Manual`, and not in a framework's loop."""
-        is_automatic = self._strategy is not None and not isinstance(self._strategy, Manual)
-        return self._is_under_way and is_automatic and not self._ends_elsewhere
+        return self._last.is_under_way and self._schedule.is_automatic and not self._last.ends_elsewhere
 
     def _save_last(self) -> None:
         """Save the last step on all ranks, which must have made the same steps. Never save in the middle of a step."""
         if not self._saves_last:
             return
-        if self._has_new_step:
+        if self._last.is_new:
             self._warn_of_unsaved("it was reported, but maybe_checkpoint was not called after it")
             return
-        unsaved, self._unsaved, self._is_under_way = self._unsaved, None, False
+        unsaved = self._last.take()
         if self.companion is not None:
             self.companion.ending(self.step)
         if self._membership.ends_together(self.step) and unsaved is not None:
@@ -675,22 +597,19 @@ class Context:
 
     def _is_at_a_step(self) -> bool:
         """Return whether no batch was taken after the last step: a loop that is left early may have taken one more."""
-        if self._unsaved_at is not None and self._unsaved_at == self._loaders.positions():
-            return True
-        moved = "a batch was taken from a loader after it"
-        unknown = "a loader of another library may have delivered a batch after it"
-        cure = "end training with ctx.epochs(), or call ctx.checkpoint"
-        self._warn_of_unsaved(f"{unknown if self._unsaved_at is None else moved}; {cure}")
-        return False
+        why = self._last.why_not_here(self._loaders.positions())
+        if why:
+            self._warn_of_unsaved(f"{why}; end training with ctx.epochs(), or call ctx.checkpoint")
+        return not why
 
     def _warn_of_unsaved(self, why: str) -> None:
-        if self.rank == 0 and self._saves_last and self._unsaved is not None:
+        if self.rank == 0 and self._saves_last and self._last.unsaved is not None:
             log.warning("the last step, %d, is not saved: %s", self.step, why)
 
     @property
     def is_saved(self) -> bool:
         """Whether the last step is in a checkpoint, or there is none."""
-        return self.step <= max(self._saved_step, 0)
+        return self.step <= max(self._last.saved, 0)
 
     def idle(self) -> None:
         """Report that this rank has nothing to do for now: a rank that makes no steps does not hang."""
@@ -718,7 +637,7 @@ class Context:
     def stop(self, reason: str) -> None:
         """Wait for the save in progress, leave the job and exit as a rank that was asked to stop."""
         self.checkpoints.wait()
-        self._is_under_way = False
+        self._last.is_under_way = False
         log.warning("saved step %d and stopping: %s", self.step, reason)
         self.close()
         raise SystemExit(STOPPED)
@@ -763,42 +682,3 @@ class Context:
         except StrataError:
             if error is None:  # otherwise the first error matters more
                 raise
-
-
-def decides_by_steps(strategy: Strategy) -> bool:
-    """Return whether all ranks reach the same decision by themselves."""
-    if isinstance(strategy, AnyOf):
-        return all(map(decides_by_steps, strategy.strategies))
-    return isinstance(strategy, (EverySteps, Manual))
-
-
-class _Ours:
-    """Receives our own part of a checkpoint, which is applied once everything was read."""
-
-    def __init__(self) -> None:
-        self.state: Mapping[str, Any] = {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.state = state
-
-
-def _is_path(source: Any) -> bool:
-    """Return whether the source is a path, a URL or a list of them. Everything else is a dataset."""
-    if isinstance(source, list | tuple):
-        return all(isinstance(each, str | os.PathLike) for each in source[:1])
-    return isinstance(source, str | os.PathLike)
-
-
-def _torch_side() -> Any:
-    """Import the loader for map-style datasets."""
-    try:
-        from strata.data import map_style  # noqa: PLC0415 - imports torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ConfigError("a map-style dataset needs torch, which is not installed; pip install torch") from error
-    return map_style
-
-
-def _states(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: pytrees.storable(part) for name, part in state.items()}

@@ -7,6 +7,7 @@ rank has read. A checkpoint keeps one per rank, and only the same world size can
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,24 @@ NO_STATE = (
     "has no state_dict and load_state_dict; use ctx.dataloader(dataset, …), a DataLoader whose sampler is "
     "ctx.sampler(dataset), or torchdata's StatefulDataLoader"
 )
+
+
+def is_path(source: Any) -> bool:
+    """Return whether the source is a path, a URL or a list of them. Everything else is a dataset."""
+    if isinstance(source, list | tuple):
+        return all(isinstance(each, str | os.PathLike) for each in source[:1])
+    return isinstance(source, str | os.PathLike)
+
+
+def map_style_module() -> Any:
+    """Import the loader for map-style datasets."""
+    try:
+        from strata.data import map_style  # noqa: PLC0415 - imports torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError("a map-style dataset needs torch, which is not installed; pip install torch") from error
+    return map_style
 
 
 class Loaders:

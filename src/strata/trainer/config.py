@@ -98,7 +98,8 @@ class FitConfig:
         _require_flag("resume", self.is_resumed)
         is_name = self.weight is None or isinstance(self.weight, str)
         _require(is_name, "weight", self.weight, "must be the name of a column")
-        _require(isinstance(self.monitor, str), "monitor", self.monitor, "must be a key of the history, as 'valid_auc'")
+        is_key = isinstance(self.monitor, str)
+        _require(is_key, "monitor", self.monitor, "must be a key of the history, such as 'valid_auc'")
         monitor = self.monitor or (self.early_stopping.monitor if self.early_stopping is not None else "")
         if self.early_stopping is not None and self.valid is None and not monitor:
             raise InvalidArgument(

@@ -23,7 +23,7 @@ from strata.launch.environment import read_environment
 from strata.launch.record.log import parse_which
 from strata.launch.spec import RunSpec, Size
 from strata.train.function import Call
-from strata.train.orchestrator import importing_ahead, run_call
+from strata.train.function_run import importing_ahead, run_call
 from strata.train.startup import alone, init
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ class EarlyStopping:
             raise InvalidArgument(f"min_delta={min_delta!r} must be a number, 0 or more", field="min_delta")
         if not isinstance(self.monitor, str):
             raise InvalidArgument(
-                f"monitor={self.monitor!r} must be a key of the history, as 'valid_auc'", field="monitor"
+                f"monitor={self.monitor!r} must be a key of the history, such as 'valid_auc'", field="monitor"
             )
 
 

@@ -12,7 +12,7 @@ from strata.errors import InvalidArgument
 from strata.trainer.optimizer import StackedOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -111,3 +111,22 @@ def _named(manager: CheckpointManager) -> str:
 def _listed(names: Sequence[str]) -> str:
     rest = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+class ModuleWithout:
+    """Receives the state of a module from a checkpoint that has some of its parameters elsewhere, as tables."""
+
+    def __init__(self, module: nn.Module, elsewhere: Collection[str]) -> None:
+        self._module = module
+        self._elsewhere = elsewhere
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            InvalidArgument: The state has other parameters.
+        """
+        found = self._module.load_state_dict(state, strict=False)
+        missing = [name for name in found.missing_keys if name not in self._elsewhere]
+        if missing or found.unexpected_keys:
+            names = ", ".join([*missing, *found.unexpected_keys][:5])
+            raise InvalidArgument(f"the checkpoint does not fit the module: {names}", field="module")

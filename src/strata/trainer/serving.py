@@ -26,7 +26,8 @@ from strata.train.roles import SAVED_SERVERS
 from strata.trainer import sharding
 from strata.trainer.history import Result
 from strata.trainer.optimizer import build as build_optimizer
-from strata.trainer.optimizer.rows import Group, group_of, release
+from strata.trainer.optimizer.rows import ParameterGroup, group_of, release
+from strata.trainer.resumption import ModuleWithout
 from strata.trainer.strategy.dense_table import WIDTH, DenseTable
 from strata.trainer.strategy.parameter_server import Hybrid, ParameterServer, ServerStrategy, torch_rec_of
 from strata.trainer.strategy.replicas import Alone
@@ -61,7 +62,7 @@ class Plan:
     parts: tuple[PartSpec, ...]
     tables: tuple[FoundTable, ...]
     dense: tuple[DenseTable, ...]
-    groups: Mapping[str, Group]
+    groups: Mapping[str, ParameterGroup]
     """The optimizer group of each table that is trained, by table."""
     own_rates: Mapping[str, float]
     """Learning rates of tables with an optimizer of their own."""
@@ -92,7 +93,7 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
     tables = find(module, sparse.tables, min_bytes=sparse.min_bytes)
     if any("" in table.places for table in tables):
         raise InvalidArgument(
-            "the module is an embedding itself; put it into a module of yours, for example nn.Sequential",
+            "the module is itself an embedding; wrap it in another module, for example nn.Sequential",
             field="module",
         )
     trained = [each for each in tables if not each.is_frozen]
@@ -139,7 +140,7 @@ def _num_pulls(specs: Sequence[TableSpec], strategy: ParameterServer) -> int:
     return 2 * (1 + (strategy.num_frozen_ahead if has_frozen else strategy.num_ahead)) + 1
 
 
-def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group | None) -> TableSpec:
+def _table_spec(table: FoundTable, strategy: ParameterServer, group: ParameterGroup | None) -> TableSpec:
     """`group`: None for a frozen table, which has no optimizer, and all of its rows from the start."""
     if group is None:
         return TableSpec(
@@ -162,7 +163,7 @@ def _table_spec(table: FoundTable, strategy: ParameterServer, group: Group | Non
     )
 
 
-def _dense_spec(table: DenseTable, group: Group) -> TableSpec:
+def _dense_spec(table: DenseTable, group: ParameterGroup) -> TableSpec:
     return TableSpec(
         name=table.name, width=WIDTH, optimizer=group.row_optimizer("a dense parameter"), max_rows=table.num_rows
     )
@@ -170,10 +171,10 @@ def _dense_spec(table: DenseTable, group: Group) -> TableSpec:
 
 def _dense_tables(
     module: nn.Module, tables: Sequence[FoundTable], optimizer: torch.optim.Optimizer
-) -> tuple[list[DenseTable], dict[str, Group]]:
+) -> tuple[list[DenseTable], dict[str, ParameterGroup]]:
     """Return one table per optimizer group with the parameters that are not sparse tables."""
     sparse = {id(each.weight) for each in tables}
-    by_settings: dict[int, tuple[Group, list[nn.Parameter]]] = {}
+    by_settings: dict[int, tuple[ParameterGroup, list[nn.Parameter]]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and id(parameter) not in sparse:
             group = group_of(optimizer, parameter, name)
@@ -371,30 +372,15 @@ def load_weights(trainer: Trainer, manager: CheckpointManager, chosen: str | Non
     optimizer = build_optimizer(trainer.optimizer, module, trainer.optimizer_args)
     planned = plan(strategy, module, optimizer)
     rows = _Rows(module, planned)
-    manager.restore({"module": _Rest(module, planned), SAVED: rows}, id=chosen, saved_by=_all_of)
+    elsewhere = {f"{place}.weight" for table in planned.tables for place in table.places}
+    parts = {"module": ModuleWithout(module, elsewhere), SAVED: rows}
+    manager.restore(parts, id=chosen, saved_by=_all_of)
     rows.finish()
 
 
 def _all_of(checkpoint: CheckpointMetadata) -> Sequence[int]:
     num_servers = int(checkpoint.metadata.get(SAVED_SERVERS, 0))
     return [0, *range(checkpoint.num_ranks - num_servers, checkpoint.num_ranks)]
-
-
-class _Rest:
-    """Receives what the workers have saved: the module without its tables."""
-
-    def __init__(self, module: nn.Module, planned: Plan) -> None:
-        self._module = module
-        self._elsewhere = {f"{place}.weight" for table in planned.tables for place in table.places}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        found = self._module.load_state_dict(state, strict=False)
-        missing = [name for name in found.missing_keys if name not in self._elsewhere]
-        if missing or found.unexpected_keys:
-            raise InvalidArgument(
-                f"the checkpoint does not fit the module: {', '.join([*missing, *found.unexpected_keys][:5])}",
-                field="module",
-            )
 
 
 class _Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -16,15 +16,14 @@ from strata.launch.spec import Size
 from strata.servers.table.optimizers import SGD, Adagrad, RowWiseAdagrad
 from strata.trainer.optimizer import FTRL
 from strata.trainer.optimizer import build as build_optimizer
-from strata.trainer.optimizer.rows import Group, group_of, release
+from strata.trainer.optimizer.rows import ParameterGroup, group_of, release
+from strata.trainer.resumption import ModuleWithout
 from strata.trainer.strategy.embedding_collections import find
 from strata.trainer.strategy.parameter_server import torch_rec_of
 from strata.trainer.strategy.replicas import Alone, broadcast_from_first
 from strata.trainer.strategy.torch_rec import FUSED, check_plan, default_places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from strata.checkpoint import CheckpointManager
     from strata.identity import Identity
     from strata.servers.table.optimizers import RowOptimizer
@@ -91,7 +90,7 @@ def _check_plan(strategy: TorchRec, found: list[Collection], world_size: int | N
     check_plan(strategy.plan, tables, world_size, is_rowwise=isinstance(strategy.optimizer, RowWiseAdagrad))
 
 
-def _group(collection: Collection, optimizer: torch.optim.Optimizer) -> Group:
+def _group(collection: Collection, optimizer: torch.optim.Optimizer) -> ParameterGroup:
     """Return the optimizer group of the tables of a collection.
 
     Raises:
@@ -109,7 +108,9 @@ def _group(collection: Collection, optimizer: torch.optim.Optimizer) -> Group:
     return groups[0]
 
 
-def _fused(collection: Collection, strategy: TorchRec, group: Group, settings: Settings) -> RowOptimizer | None:
+def _fused(
+    collection: Collection, strategy: TorchRec, group: ParameterGroup, settings: Settings
+) -> RowOptimizer | None:
     """Return the optimizer with which torchrec updates a collection in the backward pass; None: with one of torch.
 
     Raises:
@@ -129,7 +130,7 @@ def _fused(collection: Collection, strategy: TorchRec, group: Group, settings: S
     is_dense = chosen is None or any(kernel != FUSED for kernel in planned)
     if is_dense and group.kind not in _BY_WEIGHT:
         raise InvalidArgument(
-            f"{group.kind.__name__} does not treat every weight on its own, or needs sparse gradients, so it cannot "
+            f"{group.kind.__name__} does not update each weight independently, or needs sparse gradients, so it cannot "
             f"update the shards of {collection.place}; use SGD, Adagrad, Adam or FTRL, for example, or give this "
             "parameter its own optimizer with OptimizerStack",
             field="optimizer",
@@ -140,7 +141,7 @@ def _fused(collection: Collection, strategy: TorchRec, group: Group, settings: S
 
 
 def _fusable(
-    collection: Collection, strategy: TorchRec, group: Group, settings: Settings
+    collection: Collection, strategy: TorchRec, group: ParameterGroup, settings: Settings
 ) -> tuple[RowOptimizer | None, str]:
     """Return the optimizer for fused updates, or None and the reason why there is none."""
     if not strategy.fused:
@@ -209,7 +210,7 @@ def bind(trainer: Trainer, optimizer: torch.optim.Optimizer, ranks: Identity, ct
     return Sharded(module, sharded, bind=bind_rest, leave=leave)
 
 
-def _updates(collection: Collection, strategy: TorchRec, group: Group, settings: Settings) -> Updates:
+def _updates(collection: Collection, strategy: TorchRec, group: ParameterGroup, settings: Settings) -> Updates:
     from strata.trainer.strategy.torch_rec_shards import Updates  # noqa: PLC0415
 
     own = strategy.optimizer
@@ -233,7 +234,7 @@ def load_weights(trainer: Trainer, manager: CheckpointManager, chosen: str | Non
     assert strategy is not None
     found = find(trainer.module, strategy.tables, min_bytes=strategy.min_bytes, plan=strategy.plan)
     names = {each.parameter_name(table) for each in found for table in each.tables}
-    used = manager.restore({"module": _Rest(trainer.module, names)}, id=chosen)
+    used = manager.restore({"module": ModuleWithout(trainer.module, names)}, id=chosen)
     for each in found:
         for table, weight in each.tables.items():
             if weight.is_meta and weight.nbytes > psutil.virtual_memory().available * LARGEST_SHARE:
@@ -246,20 +247,3 @@ def load_weights(trainer: Trainer, manager: CheckpointManager, chosen: str | Non
                 each.put(table, nn.Parameter(rows))
             else:
                 weight.data.copy_(rows)
-
-
-class _Rest:
-    """Receives the module without its sharded tables."""
-
-    def __init__(self, module: nn.Module, elsewhere: set[str]) -> None:
-        self._module = module
-        self._elsewhere = elsewhere
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        found = self._module.load_state_dict(state, strict=False)
-        missing = [name for name in found.missing_keys if name not in self._elsewhere]
-        if missing or found.unexpected_keys:
-            raise InvalidArgument(
-                f"the checkpoint does not fit the module: {', '.join([*missing, *found.unexpected_keys][:5])}",
-                field="module",
-            )

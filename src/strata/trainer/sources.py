@@ -127,7 +127,7 @@ def resolve_stream(data: Any, options: Mapping[str, Any], *, idle_timeout_s: flo
     path = os.fspath(data) if isinstance(data, str | os.PathLike) else ""
     if not path or os.path.isfile(path) or (any(each in path for each in "*?[") and not os.path.isdir(path)):  # noqa: PTH112, PTH113 - may be a URL
         raise InvalidArgument(
-            f"stream=True reads a directory or a prefix in a bucket to which files are added, and not {data!r}",
+            f"stream=True reads a directory or a prefix in a bucket to which files are added, not {data!r}",
             field="data",
         )
     strings = options.get("strings", "python")

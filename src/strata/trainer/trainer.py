@@ -406,7 +406,7 @@ class Trainer:
 
         data = self._last_data if sample is None else sample
         if data is None:
-            raise InvalidArgument("export needs to see a batch; pass sample= with some rows", field="sample")
+            raise InvalidArgument("export needs a sample of the input; pass sample= with some rows", field="sample")
         with Scratch(SCRATCH) as scratch:
             config = self._config_for(self._resolve(data, scratch), None, EXPORT_ROWS, {})
             batch, binding = work.example(self, config)

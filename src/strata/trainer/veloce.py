@@ -66,7 +66,7 @@ class HeterogeneousStrategy:
         if isinstance(dense, AllReduce):
             return dense
         raise ConfigError(
-            "sparse tables by all-reduce and dense parameters on servers is not a combination; use Arch.PS for the "
+            "all-reduce for sparse tables cannot be combined with servers for dense parameters; use Arch.PS for the "
             "sparse part",
             field="heterogeneous_strategy",
         )

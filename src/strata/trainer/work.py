@@ -21,7 +21,7 @@ from strata.trainer.callbacks import RunInfo
 from strata.trainer.evaluation import summed
 from strata.trainer.history import Result
 from strata.trainer.loop import Loop
-from strata.trainer.metrics.gathering import gather_states
+from strata.trainer.metrics.gather import gather_states
 from strata.trainer.optimizer import Ema
 from strata.trainer.resumption import only_fitting
 from strata.trainer.strategy import ServerStrategy

@@ -50,18 +50,18 @@ def part_name(rank: int) -> str:
     return f"part-{rank:05d}.json"
 
 
-class _Envelope(msgspec.Struct):
+class _PartEnvelope(msgspec.Struct):
     strata_part: int
     hash: str
     part: msgspec.Raw
 
 
-class _Version(msgspec.Struct):
+class _PartVersion(msgspec.Struct):
     strata_part: int
 
 
 _encoder = msgspec.json.Encoder()
-_envelope_decoder = msgspec.json.Decoder(_Envelope)
+_envelope_decoder = msgspec.json.Decoder(_PartEnvelope)
 _decoder = msgspec.json.Decoder(RankPart)
 
 
@@ -95,7 +95,7 @@ def decode(data: bytes, *, file: str) -> RankPart:
         CheckpointTooNew: A newer version wrote it.
     """
     try:
-        version = msgspec.json.decode(data, type=_Version).strata_part
+        version = msgspec.json.decode(data, type=_PartVersion).strata_part
         if version > VERSION:
             raise CheckpointTooNew(
                 f"{file} has format {version}, this rank reads up to {VERSION}; run one version of strata on all ranks"

@@ -83,13 +83,13 @@ def reserved(spec: RunSpec) -> dict[str, float]:
     found = {"CPU": spec.cpus_per_worker, "GPU": spec.gpus_per_worker}
     if not any(found.values()):
         raise ConfigError(
-            "a worker on Ray must reserve something; raise --cpus-per-worker or --gpus-per-worker",
+            "a worker on Ray must reserve CPUs or GPUs; raise --cpus-per-worker or --gpus-per-worker",
             field="cpus_per_worker",
         )
     if spec.gpus_per_worker > 1 and not spec.gpus_per_worker.is_integer():
         raise ConfigError(
-            f"gpus_per_worker={spec.gpus_per_worker:g} is invalid: Ray divides single GPUs only; use a whole number, "
-            "or less than 1",
+            f"gpus_per_worker={spec.gpus_per_worker:g} is invalid: workers on Ray can share only one GPU; use a "
+            "whole number, or less than 1",
             field="gpus_per_worker",
         )
     return {name: amount for name, amount in found.items() if amount}
@@ -130,8 +130,8 @@ def check_checkpoints(spec: RunSpec, directory: RunDirectory) -> None:
     if spec.checkpoints == str(directory.checkpoints):
         raise ConfigError(
             "the workers run on several machines, but the run's directory with its checkpoints is on this one; pass a "
-            "location that all of them reach: --checkpoints s3://bucket/run, or run(…, checkpoints='/shared/run') for "
-            "a function",
+            "location that all of them can reach: --checkpoints s3://bucket/run, or run(…, checkpoints='/shared/run') "
+            "for a function",
             field="checkpoints",
         )
 

@@ -258,7 +258,7 @@ def own_address(coordinator: str) -> str:
     except OSError as error:
         raise ConfigError(
             f"cannot resolve the coordinator's host {first.host!r} ({error.strerror or error}); pass --coordinator "
-            "HOST:PORT with a host that this machine knows",
+            "HOST:PORT with a host that this machine can resolve",
             field="coordinator",
         ) from error
 

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from strata.launch.record.directory import LogFile, RunDirectory
+    from strata.launch.record.display import Display
     from strata.launch.record.timeline import RunEvent
-    from strata.launch.record.view import Display, RunView
+    from strata.launch.record.view import RunView
 
 BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 64

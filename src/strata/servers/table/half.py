@@ -52,7 +52,7 @@ def from_half(halves: Halves, out: Rows | None = None) -> Rows:
     rows = np.empty(halves.shape, np.float32) if out is None else out
     if rows.shape != halves.shape or not rows.flags.c_contiguous:
         raise InvalidArgument(
-            f"rows of shape {list(rows.shape)} are no room for halves of shape {list(halves.shape)}; use a contiguous "
+            f"rows of shape {list(rows.shape)} cannot hold halves of shape {list(halves.shape)}; use a contiguous "
             "array of the same shape",
             field="out",
         )

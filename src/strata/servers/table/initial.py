@@ -42,7 +42,7 @@ class Initial:
         if self.kind not in _ONE_OF:
             raise InvalidArgument(f"kind={self.kind!r} is unknown; use {', '.join(_ONE_OF)}", field="kind")
         if not (math.isfinite(self.scale) and self.scale >= 0):
-            raise InvalidArgument(f"scale={self.scale!r} is not a number from 0", field="scale")
+            raise InvalidArgument(f"scale={self.scale!r} must be a number, 0 or more", field="scale")
 
     def values(self, keys: Keys, width: int) -> Rows:
         """Return the initial rows of these keys."""

@@ -134,7 +134,7 @@ class LazyAdam:
     def __post_init__(self) -> None:
         _require_from_zero(self)
         if [0 <= beta < 1 for beta in self.betas] != [True, True]:
-            raise InvalidArgument(f"betas={self.betas!r} must be two numbers from 0 and below 1", field="betas")
+            raise InvalidArgument(f"betas={self.betas!r} must be two numbers in [0, 1)", field="betas")
 
     def state_width(self, width: int) -> int:
         return 2 * width
@@ -206,4 +206,4 @@ def _require_from_zero(settings: Any) -> None:
     for each in fields(settings):
         value = getattr(settings, each.name)
         if each.name != "betas" and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-            raise InvalidArgument(f"{each.name}={value!r} is not a number from 0", field=each.name)
+            raise InvalidArgument(f"{each.name}={value!r} must be a number, 0 or more", field=each.name)

@@ -437,8 +437,9 @@ class Table:
         for part in snapshot:
             if (found := (part.weights.shape[1], part.state.shape[1])) != widths:
                 raise InvalidArgument(
-                    f"the rows of a snapshot have {found[0]} weights and {found[1]} numbers of state, those of table "
-                    f"{self.spec.name!r} {widths[0]} and {widths[1]}; use the width and the optimizer that were saved",
+                    f"the rows of a snapshot have {found[0]} weights and {found[1]} numbers of state, but table "
+                    f"{self.spec.name!r} has {widths[0]} and {widths[1]}; use the width and the optimizer that were "
+                    "saved",
                     field="snapshot",
                 )
         kept = [_kept(part, keep) for part in snapshot]

@@ -1,7 +1,7 @@
 """Feature columns: declared by name, fitted in one pass over the data, encoded the same in training and in serving.
 
-Users declare columns (`columns`), and `Features.fit` (`features`) reads the data once: `reading` drives the decode
-threads of `strata.data`, and a fitter per column (`fitting`) counts categories (`counts`) or sums numbers (`moments`).
+Users declare columns (`columns`), and `Features.fit` (`features`) reads the data once: `scan` drives the decode
+threads of `strata.data`, and a fitter per column (`fitters`) counts categories (`counts`) or sums numbers (`moments`).
 The result is a fitted column each (`encoding`), with a map from categories to ids (`vocabulary`, `hashing`), which
 encodes Arrow batches in the loader's threads. `values` defines what a category and a number is, `field` what a model
 sees. `portable` is the same encoding with torch alone, copied into exported models; property tests compare the two.

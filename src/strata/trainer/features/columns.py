@@ -185,7 +185,7 @@ def check_passthrough(names: Sequence[str], passthrough: Sequence[str]) -> None:
             )
         if name in RESERVED_NAMES:
             raise InvalidArgument(
-                f"the column to pass through is called {name!r}, as a matrix of the encoded batch; rename it",
+                f"the passthrough column {name!r} has the name of a matrix in the encoded batch; rename it",
                 field="passthrough",
             )
 

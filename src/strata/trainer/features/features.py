@@ -24,16 +24,16 @@ from strata.trainer.features.encoding import (
     rows_array,
     side_by_side,
 )
-from strata.trainer.features.fitting import Fitter, make_fitter
-from strata.trainer.features.reading import Reading
+from strata.trainer.features.fitters import Fitter, make_fitter
 from strata.trainer.features.report import table
+from strata.trainer.features.scan import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from strata.trainer.features.columns import Declaration
     from strata.trainer.features.field import Field
-    from strata.trainer.features.reading import Observer
+    from strata.trainer.features.scan import Observer
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -365,7 +365,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= 1e300
 
 
-_COUNT, _SIZE = (_is_count, "a whole number from 0"), (_is_size, "a whole number from 1")
+_COUNT, _SIZE = (_is_count, "a whole number, 0 or more"), (_is_size, "a whole number, 1 or more")
 _NUMBER = (_is_number, "a finite number")
 _UNIT = (lambda value: value in ("", *_UNIT_NS), f"empty or one of {', '.join(_UNIT_NS)}")
 
@@ -374,7 +374,7 @@ _CATEGORY_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "unit": _UNIT,
     "is_unsigned": (lambda value: type(value) is bool, "true or false"),
     "vocabulary": (lambda value: value is None or isinstance(value, list), "a list or null"),
-    "hash_buckets": (lambda value: value is None or _is_size(value), "a whole number from 1, or null"),
+    "hash_buckets": (lambda value: value is None or _is_size(value), "a whole number, 1 or more, or null"),
     "embedding_dim": _SIZE,
     "num_values": _COUNT,
     "num_missing": _COUNT,

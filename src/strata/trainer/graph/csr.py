@@ -124,7 +124,7 @@ class Graph:
         if (indptr[1:] < indptr[:-1]).any():
             node = int(np.argmax(indptr[1:] < indptr[:-1]))
             raise InvalidArgument(
-                f"indptr falls from {indptr[node]} to {indptr[node + 1]} at node {node}; offsets must not fall",
+                f"indptr decreases from {indptr[node]} to {indptr[node + 1]} at node {node}; offsets must not decrease",
                 field="indptr",
             )
         if indptr[-1] != len(self.indices):

@@ -51,7 +51,9 @@ class GraphSage(nn.Module):
         super().__init__()
         sizes = (in_features, *hidden, num_classes)
         if min(sizes) < 1:
-            raise InvalidArgument(f"a layer of GraphSage has no unit: the sizes are {sizes}", field="hidden")
+            raise InvalidArgument(
+                f"a layer of GraphSage needs at least one unit; the sizes are {sizes}", field="hidden"
+            )
         if not 0.0 <= dropout < 1.0:
             raise InvalidArgument(f"dropout={dropout} must be at least 0 and below 1", field="dropout")
         self.layers = nn.ModuleList(SageLayer(*pair) for pair in itertools.pairwise(sizes))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from strata.errors import InvalidArgument
-from strata.trainer.metrics import gathering
+from strata.trainer.metrics import gather
 from strata.trainer.metrics.base import Better, Bounded, Metric, State
 from strata.trainer.metrics.registry import Spec, create
 
@@ -125,15 +125,15 @@ class MetricSet:
     def gather(self, group: Any = None) -> None:
         """Replace the state of every rank by that of all ranks. Collective; does nothing without other ranks."""
         self._flush()
-        if not self._metrics or gathering.is_alone(group):
+        if not self._metrics or gather.is_alone(group):
             return
         metrics = list(self._metrics.values())
         bounded = [metric for metric in metrics if isinstance(metric, Bounded)]
         if bounded:  # Every rank learns the number of rows of all, before any sends rows that are too many.
-            counts = gathering.gather_numbers([metric.num_rows for metric in bounded], group)
+            counts = gather.gather_numbers([metric.num_rows for metric in bounded], group)
             for each, per_rank in zip(bounded, zip(*counts, strict=True), strict=True):
                 each.prepare(sum(per_rank))
-        gathered = gathering.gather_states([metric.state() for metric in metrics], group)
+        gathered = gather.gather_states([metric.state() for metric in metrics], group)
         for metric, states in zip(metrics, zip(*gathered, strict=True), strict=True):
             metric.merge(states)
 
@@ -220,7 +220,7 @@ def _checked(predictions: Any, targets: Any, weights: Any) -> torch.Tensor:
         if field != "predictions" and part.shape[:1] != rows.shape[:1]:
             raise InvalidArgument(
                 f"metrics got {field} of shape {list(part.shape)} and predictions of shape {list(rows.shape)}; "
-                "give as many rows of each",
+                "pass the same number of rows of each",
                 field=field,
             )
     return rows

@@ -51,7 +51,7 @@ class _RankingMetric(ABC):
         self.max_rows = require_positive("max_rows", max_rows)
         if max_rows > LARGEST_MAX_ROWS:
             raise InvalidArgument(
-                f"max_rows={max_rows} is more than {LARGEST_MAX_ROWS}, the most that is counted exactly; lower it",
+                f"max_rows={max_rows} exceeds {LARGEST_MAX_ROWS}, the maximum that can be counted exactly; lower it",
                 field="max_rows",
             )
         self.reset()

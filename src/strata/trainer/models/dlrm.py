@@ -46,7 +46,7 @@ class DLRM(Recommender):
         if not layout.dense or not layout.embedded:
             missing = "a sparse or varlen field" if layout.dense else "a dense field"
             raise InvalidArgument(
-                f"DLRM needs {missing}: it multiplies vectors of ids with one of numbers; add a field, or use DeepFM",
+                f"DLRM needs {missing}: it multiplies embeddings with a vector of numbers; add a field, or use DeepFM",
                 field="fields",
             )
         dim = one_dimension(layout, embedding_dim, model="DLRM")

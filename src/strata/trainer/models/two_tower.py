@@ -130,7 +130,8 @@ class InBatchSoftmax(nn.Module):
         names = [field.name for field in sparse]
         if item not in names:
             raise InvalidArgument(
-                f"item={item!r} is not a sparse field; those are {', '.join(names) or 'missing'}", field="item"
+                f"item={item!r} is not a sparse field; the sparse fields are: {', '.join(names) or 'none'}",
+                field="item",
             )
         self.model = model
         self._column = names.index(item)

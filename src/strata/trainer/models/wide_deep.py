@@ -143,7 +143,8 @@ def _check_cross(cross: Sequence[str], sparse: Mapping[str, FieldSpec]) -> None:
     for name in cross:
         if name not in sparse:
             raise InvalidArgument(
-                f"crosses names {name!r}, which is not a sparse field; those are {', '.join(sparse) or 'missing'}",
+                f"crosses names {name!r}, which is not a sparse field; the sparse fields are: "
+                f"{', '.join(sparse) or 'none'}",
                 field="crosses",
             )
     if not 2 <= len(set(cross)) == len(cross) <= MAX_CROSSED:

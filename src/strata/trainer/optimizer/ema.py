@@ -117,7 +117,7 @@ class Ema:
         unknown = [name for name in self._averages if name not in parameters]
         if unknown:
             raise InvalidArgument(
-                f"{type(module).__name__} has no parameter {unknown[0]!r}, of which there is an average; pass the "
+                f"{type(module).__name__} has no parameter {unknown[0]!r}, but there is an average of it; pass the "
                 "module that update() gets, not a wrapper of it",
                 field="module",
             )

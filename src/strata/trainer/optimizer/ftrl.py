@@ -116,7 +116,7 @@ class FTRL(torch.optim.Optimizer):
         if gradient.sparse_dim() != 1:
             raise InvalidArgument(
                 f"FTRL: a sparse gradient of shape {list(gradient.shape)} has {gradient.sparse_dim()} sparse "
-                "dimensions; only gradients whose rows are sparse, as those of nn.Embedding, are supported",
+                "dimensions; only gradients whose rows are sparse, such as those of nn.Embedding, are supported",
                 field="params",
             )
         rows, values, state = gradient.indices()[0], gradient.values(), self.state[parameter]

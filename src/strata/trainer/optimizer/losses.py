@@ -81,7 +81,7 @@ class LossFnStack(nn.Module):
             raise InvalidArgument(f"the loss {name!r} is a class; pass an instance: {name}()", field="loss")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
             raise InvalidArgument(
-                f"the loss {name!r} has weight={weight!r}; use a positive number, and leave out what does not count",
+                f"the loss {name!r} has weight={weight!r}; use a positive number, or leave this loss out",
                 field="loss",
             )
         self.weights[name] = float(weight)

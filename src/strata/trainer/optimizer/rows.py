@@ -27,7 +27,7 @@ _UNSUPPORTED = ("momentum", "dampening", "nesterov", "weight_decay", "amsgrad", 
 """Settings with which a row would change in steps that do not touch it, or that rows have no state for."""
 
 
-class Group:
+class ParameterGroup:
     """The group of an optimizer that a parameter belongs to, before it moves to servers or shards."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, position: int, number: int) -> None:
@@ -102,7 +102,7 @@ class Group:
         )
 
 
-def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> Group:
+def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> ParameterGroup:
     """Return the group of a parameter.
 
     Raises:
@@ -113,7 +113,7 @@ def group_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: st
     ]
     for number, (each, position, settings) in enumerate(groups):
         if any(parameter is one for one in settings["params"]):
-            return Group(each, position, number)
+            return ParameterGroup(each, position, number)
     raise InvalidArgument(
         f"the optimizer does not have {name}, which the strategy takes out of the module; pass the class of the "
         "optimizer, or all parameters of the module",

@@ -90,7 +90,7 @@ class OptimizerStack:
             if len(keys) > 1:
                 raise InvalidArgument(
                     f"parameter {names[0]!r} is matched by {_listed(keys)}; a parameter belongs to one optimizer: make "
-                    "one pattern narrower, or replace it by '*', which takes what others leave",
+                    "one pattern narrower, or replace it by '*', which takes all remaining parameters",
                     field="optimizer",
                 )
             if keys:

@@ -75,7 +75,9 @@ class AllReduce:
         for name in ("outer_lr", "outer_momentum", "bucket_mb"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise InvalidArgument(f"{name}={value!r} is not a number from 0; set one, or leave it out", field=name)
+                raise InvalidArgument(
+                    f"{name}={value!r} is not a number of 0 or more; set one, or leave it out", field=name
+                )
         if not self.bucket_mb:
             raise InvalidArgument("bucket_mb=0 leaves no room for a gradient; the default is 25", field="bucket_mb")
         self._check_outer()
@@ -199,7 +201,7 @@ def _require_one_of(name: str, value: object, known: tuple[object, ...]) -> None
 
 def _require_count(name: str, value: object, *, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidArgument(f"{name}={value!r} is not a whole number from {least}; correct it", field=name)
+        raise InvalidArgument(f"{name}={value!r} is not a whole number of {least} or more; correct it", field=name)
 
 
 def _check_module(module: nn.Module) -> None:

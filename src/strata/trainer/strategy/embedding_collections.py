@@ -116,7 +116,7 @@ def _matches(each: Collection, name: str) -> bool:
 def _check(each: Collection, users: Mapping[int, Sequence[str]]) -> None:
     if not each.place:
         raise InvalidArgument(
-            "the module is an embedding itself; put it into a module of yours, for example nn.Sequential",
+            "the module is itself an embedding; wrap it in another module, for example nn.Sequential",
             field="module",
         )
     own = {each.parameter_name(table) for table in each.tables}

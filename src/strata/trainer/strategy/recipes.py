@@ -45,7 +45,7 @@ class Column(NamedTuple):
     offset: int
 
 
-class Layout(NamedTuple):
+class IdLayout(NamedTuple):
     """The order in which the ids of several columns lie."""
 
     num_columns: int
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     """One column after the other, as `torch.cat` along the rows does; otherwise one row after the other."""
 
 
-Matches: TypeAlias = "dict[Layout, list[frozenset[Column]]]"
+Matches: TypeAlias = "dict[IdLayout, list[frozenset[Column]]]"
 """For each layout that is possible, the columns that each column of ids may be."""
 
 
@@ -62,7 +62,7 @@ Matches: TypeAlias = "dict[Layout, list[frozenset[Column]]]"
 class Recipe:
     """Computes the ids of a lookup."""
 
-    layout: Layout
+    layout: IdLayout
     columns: tuple[Column, ...]
 
     def ids(self, leaves: Leaves) -> Ids | None:
@@ -107,7 +107,7 @@ def matches(leaves: Leaves, ids: Ids) -> Matches:
         if leaf.size == flat.size and not np.ptp(leaf.reshape(-1).astype(np.int64) - flat)
     )
     if whole:
-        found[Layout(0)] = [whole]
+        found[IdLayout(0)] = [whole]
     for num_rows in sorted({len(leaf) for leaf in leaves.values()}, reverse=True):
         if num_rows < MIN_ROWS or flat.size % num_rows or flat.size // num_rows > MAX_COLUMNS:
             continue
@@ -117,7 +117,7 @@ def matches(leaves: Leaves, ids: Ids) -> Matches:
             by_row = flat.reshape(num_columns, num_rows).T if is_by_column else flat.reshape(num_rows, num_columns)
             columns = [_alike(by_row[:, number], known) for number in range(num_columns)]
             if all(columns):
-                found.setdefault(Layout(num_columns, is_by_column), columns)
+                found.setdefault(IdLayout(num_columns, is_by_column), columns)
     return found
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from strata.trainer.strategy.tables import FoundTable
 
 
-class Link(RowSource, Protocol):
+class ServerLink(RowSource, Protocol):
     """The connection to the servers."""
 
     def push(self, gradients: Mapping[str, Push], rates: Mapping[str, float]) -> None: ...
@@ -47,7 +47,7 @@ class Served(Bound):
         module: nn.Module,
         tables: Sequence[FoundTable],
         dense: Sequence[DenseTable],
-        link: Link,
+        link: ServerLink,
         *,
         is_synchronous: bool,
         num_ahead: int,

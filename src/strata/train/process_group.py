@@ -1,4 +1,4 @@
-"""`Meetings`: torch's process group for the moments at which workers need each other.
+"""Torch's process group: all the time, or in `Meetings` for the moments at which workers need each other.
 
 A process group does not survive the loss of a member. The workers of an asynchronous run therefore form one only to
 validate or to end, and destroy it afterwards; in between, a worker can be lost and restarted alone. Before they form
@@ -9,17 +9,20 @@ lost within a meeting takes the others with it.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import distributed
 
 from strata.errors import StrataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from strata.identity import Identity
     from strata.train.context import Context
 
 ARRIVAL_TIMEOUT_S = 6 * 3600.0
@@ -29,6 +32,30 @@ CONNECT_S = 60.0
 POLL_S, MAX_POLL_S = 0.05, 0.5
 """Time between two looks at the store, which grows with the wait."""
 MEETING = "meeting"
+_MASTER = {"MASTER_ADDR", "MASTER_PORT"}
+
+
+def device_of(local_rank: int) -> torch.device:
+    """Return a process's accelerator, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Fewer devices than ranks, where each process sees only its own.
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def initialize(identity: Identity, *, has_servers: bool, arguments: Mapping[str, Any]) -> None:
+    """Initialize torch's process group of the workers: NCCL with CUDA, gloo otherwise. `arguments` go to torch."""
+    device = device_of(identity.local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    defaults: dict[str, Any] = {"backend": "nccl" if device.type == "cuda" else "gloo"}
+    has_rendezvous = arguments.keys() & {"store", "init_method"} or os.environ.keys() >= _MASTER
+    if identity.world_size == 1 and not has_rendezvous:  # plain `python`
+        store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not declare the export
+        defaults |= {"store": store, "rank": 0, "world_size": 1}
+    elif has_servers:  # the environment counts them too
+        defaults |= {"rank": identity.rank, "world_size": identity.world_size}
+    distributed.init_process_group(**{**defaults, **arguments})
 
 
 class Meetings:
