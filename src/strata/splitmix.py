@@ -17,11 +17,12 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 def finalize(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Mix numbers in place, and return them: neighboring numbers end up far apart."""
-    values ^= values >> np.uint64(30)
+    shifted = values >> np.uint64(30)
+    values ^= shifted
     values *= np.uint64(0xBF58476D1CE4E5B9)
-    values ^= values >> np.uint64(27)
+    values ^= np.right_shift(values, np.uint64(27), out=shifted)
     values *= np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
+    values ^= np.right_shift(values, np.uint64(31), out=shifted)
     return values
 
 

@@ -94,6 +94,24 @@ def test_random_numbers_of_a_batch_depend_only_on_its_position() -> None:
     assert list(persistent) == second
 
 
+@pytest.mark.parametrize("num_drawn", [1, 2])
+def test_numpy_keeps_the_second_of_two_normal_values_while_a_batch_is_read(num_drawn: int) -> None:
+    """numpy draws them in pairs. It keeps the second one outside of its generator until the next call."""
+
+    class Noisy(Rows):
+        def __getitem__(self, row: int) -> Any:
+            return row, float(np.random.standard_normal())
+
+    np.random.seed(1)
+    expected = np.random.standard_normal(8).tolist()
+    np.random.seed(1)
+    drawn = np.random.standard_normal(num_drawn).tolist()
+    batches = list(loader_of(Noisy(), batch_size=3))
+    drawn += np.random.standard_normal(8 - num_drawn).tolist()
+    assert drawn == expected
+    assert list(loader_of(Noisy(), batch_size=3)) == batches  # a batch does not get a value of the process
+
+
 def test_random_numbers_of_collate_fn_are_seeded_too() -> None:
     def mixed(rows: list[Any]) -> float:
         return torch.rand(()).item()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.order.map_rows import MapRows, permuted
+from strata.data.order.map_rows import MapRows, batch_seed, permuted, seed_of
 from strata.errors import InvalidArgument, PlanChanged
 
 TAILS = ("uneven", "pad", "drop")
@@ -184,6 +184,22 @@ def test_a_pass_without_a_delivered_batch_starts_over() -> None:
     again.begin()
     assert again.position == 6
     assert not again.is_current(number)
+
+
+@given(
+    seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 2**40), position=st.integers(0, 2**62) | st.integers(0, 2**33)
+)
+def test_the_seed_of_a_batch_is_that_of_numpys_seed_sequence(seed: int, epoch: int, position: int) -> None:
+    assert batch_seed(seed, epoch, position) == seed_of(seed, epoch, position)
+
+
+def test_the_seeds_of_batches_never_change_between_versions() -> None:
+    """A state saved years ago must resume with the same random numbers."""
+    assert [batch_seed(5, 2, position) for position in (0, 1, 2**32)] == [
+        7579605621065597120,
+        690399926757071991,
+        9810087020243053567,
+    ]
 
 
 def test_the_seed_of_a_batch_depends_only_on_its_position() -> None:

@@ -22,6 +22,7 @@ from strata.launch.nodes.base import Nodes
 from strata.launch.protocol import WorkerExit
 from strata.launch.record.directory import RunDirectory
 from strata.launch.spec import RunSpec, Size
+from strata.launch.supervisor import Supervisor
 
 
 class FakeCoordinator:
@@ -141,6 +142,30 @@ def test_a_stop_at_once_while_the_coordinator_keeps_the_start_waiting_is_not_los
             coordinator.is_there.set()
             assert (await run).outcome == "stopped"
             assert node.launched == []
+
+    asyncio.run(scene())
+
+
+def test_the_agent_ticks_only_while_the_supervisor_waits_for_a_point_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        async with running(tmp_path, coordinator, Nodes(node)) as (agent, run):
+            ticks: list[float] = []
+            tick = Supervisor.tick
+
+            def count(supervisor: Supervisor, *, now_s: float) -> list[Any]:
+                ticks.append(now_s)
+                return tick(supervisor, now_s=now_s)
+
+            monkeypatch.setattr(Supervisor, "tick", count)
+            await until(lambda: coordinator.num_looks >= 20)  # as often as it would tick
+            assert ticks == []
+            agent.supervisor.grace_s = 0.0
+            agent.stop("SIGTERM")
+            assert (await run).reason == "SIGTERM; 2 of 2 workers had to be killed"
+            assert ticks
 
     asyncio.run(scene())
 

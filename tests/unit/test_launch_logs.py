@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import tempfile
@@ -129,6 +130,11 @@ def test_the_chosen_ranks_are_shown_with_their_numbers(run: RunDirectory, which:
     shown.update()
     shown.close()
     assert output.getvalue() == expected
+
+
+def test_a_stream_that_shows_no_rank_does_not_look_for_output(run: RunDirectory) -> None:
+    shown, _, _ = streaming(run, "none")
+    asyncio.run(asyncio.wait_for(shown.run(), 5.0))
 
 
 def test_an_event_is_shown_after_earlier_output(run: RunDirectory) -> None:

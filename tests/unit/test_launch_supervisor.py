@@ -577,6 +577,8 @@ def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_on
             case _:
                 machine.obey(run.tick(now_s=now_s))
         assert run.running == machine.alive
+        if not run.is_waiting:  # an agent does not tick then
+            assert run.tick(now_s=now_s + 1e6) == []
     assert machine.num_finished == (run.phase is Phase.OVER)
     assert run.num_restarts <= run.max_restarts
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from strata.launch.spec import RunSpec
 
 TICK_S = 0.05
+"""Interval between two ticks while the supervisor waits for a point in time."""
 SHOW_S = 0.25
 """Interval between two updates of the display."""
 LOOK_S = 0.25
@@ -127,6 +128,8 @@ class Agent:
         self._checkpoint: CheckpointRecord | None = None
         self._stop_reason = ""
         self._is_over = asyncio.Event()
+        self._has_acted = asyncio.Event()
+        """The supervisor has decided something, and may wait for a point in time since."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Finish:
@@ -209,9 +212,14 @@ class Agent:
         return self.supervisor.phase is Phase.STOPPING or (cause is not None and cause.code > 0)
 
     async def _tick(self) -> None:
+        """Tick only while the supervisor waits for a point in time: the agent shares its cores with the workers."""
         while True:
-            await asyncio.sleep(TICK_S)
-            await self._act(self.supervisor.tick(now_s=self._now_s()))
+            self._has_acted.clear()
+            if self.supervisor.is_waiting:
+                await asyncio.sleep(TICK_S)
+                await self._act(self.supervisor.tick(now_s=self._now_s()))
+            else:
+                await self._has_acted.wait()
 
     async def _observe(self) -> None:
         """Fetch workers and checkpoint whenever the coordinator sends a notice about the job, and at an interval. A
@@ -360,6 +368,8 @@ class Agent:
     # -- actions ---------------------------------------------------------------------------------------------------
 
     async def _act(self, actions: Sequence[Action]) -> None:
+        """Carry out what the supervisor has decided. Every decision comes here, even if it is to do nothing."""
+        self._has_acted.set()
         attempt = self.supervisor.attempt
         for action in actions:
             if attempt != self.supervisor.attempt and isinstance(

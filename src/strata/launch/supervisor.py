@@ -311,6 +311,11 @@ class Supervisor:
         self.room = room
         return [self._note("nodes", why), *self._fit(why, now_s, must_move=must_move)]
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the passing of time alone may lead to actions. Otherwise, `tick` need not be called."""
+        return self._deadline_s < float("inf") or bool(self._away) or not self._doomed.isdisjoint(self.running)
+
     def tick(self, *, now_s: float) -> list[Action]:
         return self._at_deadline(now_s) or self._start_away(now_s) or self._kill_again(now_s)
 

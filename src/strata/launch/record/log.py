@@ -334,8 +334,8 @@ class LogStream:
         self._display.close()
 
     async def run(self) -> None:
-        """Update until it is cancelled."""
-        while True:
+        """Update until it is cancelled, if there is anything to show."""
+        while self._which != "none":
             self.update()
             await asyncio.sleep(UPDATE_S)
 
