@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
+from strata.data import map_style
 from strata.data.map_style import map_loader
 from strata.errors import PlanChanged, StrataError
 from strata.identity import Identity
@@ -94,9 +95,14 @@ def test_random_numbers_of_a_batch_depend_only_on_its_position() -> None:
     assert list(persistent) == second
 
 
+@pytest.mark.parametrize("has_private_names", [True, False])
 @pytest.mark.parametrize("num_drawn", [1, 2])
-def test_numpy_keeps_the_second_of_two_normal_values_while_a_batch_is_read(num_drawn: int) -> None:
+def test_numpy_keeps_the_second_of_two_normal_values_while_a_batch_is_read(
+    num_drawn: int, has_private_names: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """numpy draws them in pairs. It keeps the second one outside of its generator until the next call."""
+    if not has_private_names:
+        monkeypatch.setattr(map_style, "_numpy_legacy", None)
 
     class Noisy(Rows):
         def __getitem__(self, row: int) -> Any:

@@ -343,15 +343,19 @@ def _numpy_normal_state() -> Any:
     otherwise None.
 
     numpy draws normal values in pairs, and swapping the generator drops the second one. Its state contains 624 words of
-    the generator, and copying them takes ten times as long as seeding. An empty generator leaves only the rest.
+    the generator, and copying them takes ten times as long as seeding. An empty generator leaves only the rest. This
+    uses two private names of numpy; a numpy without them pays for the copy.
     """
-    legacy = np.random.mtrand._rand  # the generator behind the functions of np.random
-    generator, legacy._bit_generator = legacy._bit_generator, _no_words
-    try:
-        has_normal = legacy.get_state(legacy=False)["has_gauss"]
-    finally:
-        legacy._bit_generator = generator
-    return legacy.get_state(legacy=False) if has_normal else None
+    if hasattr(_numpy_legacy, "_bit_generator"):
+        generator, _numpy_legacy._bit_generator = _numpy_legacy._bit_generator, _no_words
+        try:
+            has_normal = _numpy_legacy.get_state(legacy=False)["has_gauss"]
+        finally:
+            _numpy_legacy._bit_generator = generator
+        if not has_normal:
+            return None
+    state = np.random.get_state(legacy=False)
+    return state if state["has_gauss"] else None
 
 
 class _NoWords:
@@ -363,6 +367,8 @@ class _NoWords:
 
 
 _no_words: Any = _NoWords()
+_numpy_legacy: Any = getattr(np.random.mtrand, "_rand", None)
+"""What the functions of np.random call."""
 
 
 def _init_worker(init: Callable[[int], None] | None, worker: int) -> None:
