@@ -87,6 +87,25 @@ def test_buckets_are_balanced_for_consecutive_and_for_strided_ids() -> None:
 # -- index -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("change", ["none", "remove", "swap", "add"])
+def test_keys_that_are_their_own_slots_are_found_and_so_are_others_after_a_change(change: str) -> None:
+    index = KeyIndex(10)
+    index.add(np.arange(5, dtype=np.uint64))
+    expected = {key: key for key in range(5)}
+    if change == "remove":
+        index.remove(np.array([2, 3], np.int32))
+        index.add(keys_of(2**40))
+        expected = {0: 0, 1: 1, 4: 4, 2**40: 2}
+    elif change == "swap":
+        index.swap(np.array([0], np.int32), np.array([4], np.int32))
+        expected |= {0: 4, 4: 0}
+    elif change == "add":
+        index.add(keys_of(7, 5))
+        expected |= {7: 5, 5: 6}
+    wanted = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 2**32, 2**40, 2**64 - 1]
+    assert index.find(keys_of(*wanted)).tolist() == [expected.get(key, ABSENT) for key in wanted]
+
+
 class IndexMachine(RuleBasedStateMachine):
     """An index against a dictionary."""
 
