@@ -64,7 +64,7 @@ def test_unique_groups_the_positions_of_every_key(batch: list[int]) -> None:
         assert found.positions[start:end].tolist() == [at for at, each in enumerate(batch) if each == key]
 
 
-@pytest.mark.skipif(native.sort_words is None, reason="numba is not installed")
+@pytest.mark.skipif(native.group is None, reason="numba is not installed")
 @pytest.mark.parametrize("most", [1, 2, 300, 10**7, 2**40, 2**64 - 1])
 @pytest.mark.parametrize("num", [4_095, 4_096, 5_001])
 def test_large_batches_are_grouped_in_the_same_way_with_and_without_numba(

@@ -130,7 +130,7 @@ def sum_by_key(values: Rows, groups: Unique) -> Rows:
     """Return the sum of the rows of each key, added in the order of their positions."""
     sums = np.empty((len(groups.keys), values.shape[1]), np.float32)
     if native.sum_rows is not None:
-        native.sum_rows(values, groups.positions, groups.starts, sums)
+        native.sum_rows(values, groups.inverse, sums)
     elif len(groups.keys):
         sizes = np.diff(groups.starts, append=len(groups.positions))
         sums[...] = values[groups.positions[groups.starts]]

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from strata.errors import InvalidArgument
 from strata.servers.clocks import Push, sum_by_key
+from strata.servers.table import native
 from strata.servers.table.keys import unique
 from strata.trainer.strategy.prefetch import Prefetch
 
@@ -100,14 +101,18 @@ class StepRows:
 
 
 class _Gather(torch.autograd.Function):
-    """Rows by position. The gradient of a row is summed over the positions that have been grouped for the pull, which
-    takes less than half the time of torch's own backward pass.
+    """Rows by position. Both passes take less than half the time of torch's own: the forward pass loads rows into the
+    cache before they are copied, and the backward pass sums over positions that have been grouped for the pull.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, positions: Tensor, groups: Unique) -> Tensor:
         ctx.groups = groups
-        return rows.index_select(0, positions.reshape(-1)).view(*positions.shape, rows.shape[1])
+        if native.pull is None:
+            return rows.index_select(0, positions.reshape(-1)).view(*positions.shape, rows.shape[1])
+        found = torch.empty(*positions.shape, rows.shape[1])
+        native.pull(rows.detach().numpy(), groups.inverse, found.view(-1, rows.shape[1]).numpy())
+        return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
