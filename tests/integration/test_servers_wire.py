@@ -19,7 +19,7 @@ from strata.errors import InvalidArgument, StaleIncarnation, Unauthenticated
 from strata.servers import protocol
 from strata.servers.client import ServersClient
 from strata.servers.clocks import Push
-from strata.servers.connection import MAX_UNACKED
+from strata.servers.connection import MAX_UNACKED, room_beside
 from strata.servers.copies import fetch, opened
 from strata.servers.placement import Placement
 from strata.servers.server import Server
@@ -92,7 +92,7 @@ def train(client: ServersClient, rank: int, steps: int) -> None:
 
 
 def test_rows_and_gradients_travel_to_the_servers_that_own_them(cluster: Cluster, kind: str) -> None:
-    client = cluster.client(slab_bytes=0 if "without" in kind else 1 << 20)
+    client = cluster.client(region_bytes=0 if "without" in kind else 1 << 20)
     train(client, 0, 5)
     client.close()
 
@@ -196,9 +196,38 @@ def test_rows_stay_in_shared_memory_while_they_are_used_and_later_pulls_do_not_c
     cluster.close()
 
 
+def test_gradients_beside_pulled_rows_are_pushed_from_there_and_stay_until_the_server_has_read_them(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
+    client, wanted = cluster.client(num_pulls=3), keys_of(0)
+    gradients = {name: np.random.default_rng(1).normal(size=(800, WIDTHS[name])).astype(np.float32) for name in wanted}
+    rows = client.pull(0, wanted).rows(DEADLINE_S)
+    rooms = {name: room_beside(each) for name, each in rows.items()}
+    for name, room in rooms.items():
+        assert room is not None
+        room[...] = gradients[name]
+        assert client._links[0]._is_placed(room, slice(None)), "it is not copied"
+    with cluster.servers[0]._lock:  # it reads nothing yet
+        pushed = client.push(1, {name: Push(wanted[name], room) for name, room in rooms.items()})
+        del rows, rooms, room
+        later = [client.pull(1, keys_of(step)) for step in range(1, 6)]
+    pushed.result(DEADLINE_S)
+    for each in later:
+        each.rows(DEADLINE_S)
+
+    alone = ServerState(SPECS, num_workers=1, staleness=None)
+    alone.join(Fence(0, 0, 1))
+    alone.push(Fence(0, 0, 1), 1, {name: Push(wanted[name], each) for name, each in gradients.items()})
+    for name, table in alone.tables.items():
+        assert cluster.rows(name)[1].tobytes() == table.rows().weights.tobytes()
+    client.close()
+    cluster.close()
+
+
 def test_a_message_that_does_not_fit_into_shared_memory_goes_through_the_socket(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, "unix", 1, num_workers=1, staleness=None)
-    client = cluster.client(slab_bytes=1 << 16)
+    client = cluster.client(region_bytes=1 << 13)
     train(client, 0, 3)
     assert cluster.servers[0].state.step == 3
     client.close()
@@ -363,7 +392,7 @@ def test_a_server_that_returns_gets_what_it_has_not_acknowledged_and_counts_what
     names = ("server-0", "server-1")
     addresses = {name: each.addresses[0] for name, each in zip(names, (kept, lost), strict=True)}
     tokens = dict.fromkeys(names, TOKEN)
-    client = ServersClient(addresses, Fence(0, 0, 1), WIDTHS, tokens=tokens, slab_bytes=num_bytes, is_patient=True)
+    client = ServersClient(addresses, Fence(0, 0, 1), WIDTHS, tokens=tokens, region_bytes=num_bytes, is_patient=True)
     for step in range(1, 8):
         client.push(step, counted(step)).result(DEADLINE_S)
     lost.close()

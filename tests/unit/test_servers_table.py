@@ -64,7 +64,7 @@ def test_unique_groups_the_positions_of_every_key(batch: list[int]) -> None:
         assert found.positions[start:end].tolist() == [at for at, each in enumerate(batch) if each == key]
 
 
-@pytest.mark.skipif(native.sort_words is None, reason="numba is not installed")
+@pytest.mark.skipif(native.group is None, reason="numba is not installed")
 @pytest.mark.parametrize("most", [1, 2, 300, 10**7, 2**40, 2**64 - 1])
 @pytest.mark.parametrize("num", [4_095, 4_096, 5_001])
 def test_large_batches_are_grouped_in_the_same_way_with_and_without_numba(
@@ -85,6 +85,25 @@ def test_buckets_are_balanced_for_consecutive_and_for_strided_ids() -> None:
 
 
 # -- index -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["none", "remove", "swap", "add"])
+def test_keys_that_are_their_own_slots_are_found_and_so_are_others_after_a_change(change: str) -> None:
+    index = KeyIndex(10)
+    index.add(np.arange(5, dtype=np.uint64))
+    expected = {key: key for key in range(5)}
+    if change == "remove":
+        index.remove(np.array([2, 3], np.int32))
+        index.add(keys_of(2**40))
+        expected = {0: 0, 1: 1, 4: 4, 2**40: 2}
+    elif change == "swap":
+        index.swap(np.array([0], np.int32), np.array([4], np.int32))
+        expected |= {0: 4, 4: 0}
+    elif change == "add":
+        index.add(keys_of(7, 5))
+        expected |= {7: 5, 5: 6}
+    wanted = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 2**32, 2**40, 2**64 - 1]
+    assert index.find(keys_of(*wanted)).tolist() == [expected.get(key, ABSENT) for key in wanted]
 
 
 class IndexMachine(RuleBasedStateMachine):

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from strata.errors import InvalidArgument
+from strata.servers.table.keys import unique
 from strata.servers.table.optimizers import SGD
 from strata.servers.table.table import Saved, Table, TableSpec
 from strata.trainer.strategy import tables
-from strata.trainer.strategy.lookup import BagLookup, Lookup, StepRows
+from strata.trainer.strategy.lookup import BagLookup, Found, Lookup, StepRows
 
 LR = 0.1
 
@@ -111,6 +112,21 @@ def test_a_bag_lookup_trains_like_an_embedding_bag(mode: Any, padding: int | Non
 def test_a_bag_lookup_takes_weights_of_samples() -> None:
     weights = torch.rand(3, 5, generator=torch.Generator().manual_seed(1))
     compare(nn.EmbeddingBag(20, 4, mode="sum"), [(ids_of(3, 5, seed=seed), None, weights) for seed in range(4)])
+
+
+def test_two_backward_passes_through_one_graph_add_up_in_the_room_for_gradients() -> None:
+    ids = ids_of(6, 5)
+    groups = unique(ids.reshape(-1).numpy().view(np.uint64))
+    rows = torch.rand(len(groups.keys), 4, requires_grad=True)
+    room = np.empty((len(groups.keys), 4), np.float32)
+    found = Found(rows, torch.from_numpy(groups.inverse).reshape(ids.shape), groups, room).gathered()
+
+    found.sum().backward(retain_graph=True)
+    assert rows.grad is not None
+    assert rows.grad.data_ptr() == room.ctypes.data, "it is pushed from there"
+    (2 * found).sum().backward()
+    counts = torch.from_numpy(np.bincount(groups.inverse)).unsqueeze(1).expand(-1, 4)
+    assert rows.grad.equal(3.0 * counts)
 
 
 class Tied(nn.Module):

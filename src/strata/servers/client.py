@@ -17,7 +17,7 @@ import numpy as np
 from strata.coordinator.state.server_figures import ServerFigures
 from strata.errors import StrataError
 from strata.servers import protocol
-from strata.servers.connection import NUM_PULLS, SLAB_BYTES, Link, Unacked
+from strata.servers.connection import NUM_PULLS, REGION_BYTES, Link, Unacked
 from strata.servers.placement import Placement
 from strata.transport.bulk import ConnectionLost
 
@@ -43,7 +43,7 @@ class ServersClient:
         *,
         tokens: Mapping[str, str] = MappingProxyType({}),
         contexts: Mapping[str, ssl.SSLContext | None] = MappingProxyType({}),
-        slab_bytes: int = SLAB_BYTES,
+        region_bytes: int = REGION_BYTES,
         num_pulls: int = NUM_PULLS,
         is_half: bool = False,
         is_patient: bool = False,
@@ -54,7 +54,7 @@ class ServersClient:
         Args:
             addresses: By the name of the server, in the order of their numbers, like `tokens` and TLS `contexts`.
             widths: By table.
-            slab_bytes: Shared memory for each server on this machine; 0 for none.
+            region_bytes: Shared memory for one message to a server on this machine; 0 for none.
             num_pulls: Pulls that may be in shared memory at a time.
             is_half: Send rows and gradients in half precision to servers on other machines.
             is_patient: Keep the pushes that a lost server has not acknowledged, for `reconnect`.
@@ -75,7 +75,7 @@ class ServersClient:
                     address,
                     token=token,
                     context=context,
-                    slab_bytes=slab_bytes,
+                    region_bytes=region_bytes,
                     num_pulls=num_pulls,
                     is_half=is_half,
                 )

@@ -126,11 +126,11 @@ def mean(pushes: Sequence[Push]) -> Push:
     return Push(groups.keys, sum_by_key(gradients, groups))
 
 
-def sum_by_key(values: Rows, groups: Unique) -> Rows:
-    """Return the sum of the rows of each key, added in the order of their positions."""
-    sums = np.empty((len(groups.keys), values.shape[1]), np.float32)
+def sum_by_key(values: Rows, groups: Unique, out: Rows | None = None) -> Rows:
+    """Return the sum of the rows of each key, added in the order of their positions; into `out` if given."""
+    sums = np.empty((len(groups.keys), values.shape[1]), np.float32) if out is None else out
     if native.sum_rows is not None:
-        native.sum_rows(values, groups.positions, groups.starts, sums)
+        native.sum_rows(values, groups.inverse, sums)
     elif len(groups.keys):
         sizes = np.diff(groups.starts, append=len(groups.positions))
         sums[...] = values[groups.positions[groups.starts]]

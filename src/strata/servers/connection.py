@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SLAB_BYTES = 80 << 20
-"""Shared memory for each server. A message that needs more than a region of it is sent through the socket."""
-NUM_PULLS, NUM_PUSHES = 3, 2
+REGION_BYTES = 32 << 20
+"""Shared memory of a message; pages that are never written take none. A larger message is sent through the socket."""
+NUM_PULLS, NUM_PUSHES = 5, 2
 """Messages in shared memory at a time; each has a region of the slab. The rows of a step stay in theirs while those of
-the next step arrive, and one region is left for what is pulled in between."""
+the next step arrive, and until the server has read the gradients of these rows, which are written beside them. One
+region is left for what is pulled in between."""
 MAX_UNACKED = 4
 """Pushes that a server may leave unacknowledged, as it does while it waits for a checkpoint."""
 ACK_POLL_S = 0.5
@@ -73,6 +74,7 @@ class Part:
         room: list[NDArray[np.uint8]] | None = None,
         others: Sequence[_Region] = (),
     ) -> None:
+        """`room`: memory in the region for the rows of each table. It is followed by as much for their gradients."""
         self._server = server
         self.answer = answer
         self._region = region
@@ -88,7 +90,11 @@ class Part:
         """Return rows that outlive this object. They stay in shared memory, unless pulls would run out of it."""
         if self._region is None:
             return rows
-        return np.asarray(_Lent(rows, self)) if any(each.is_free for each in self._others) else rows.copy()
+        if not any(each.is_free for each in self._others):
+            return rows.copy()
+        gradients = self._region.take_if_it_fits(rows.nbytes)
+        beside = None if gradients is None else _Lent(gradients.view(np.float32).reshape(rows.shape), self)
+        return np.asarray(_Lent(rows, self, None if beside is None else np.asarray(beside)))
 
     def __del__(self) -> None:
         if self._region is not None:
@@ -98,9 +104,19 @@ class Part:
 class _Lent:
     """The base of an array in shared memory: arrays and tensors that use the memory keep its region held."""
 
-    def __init__(self, rows: Rows, part: Part) -> None:
+    def __init__(self, rows: Rows, part: Part, beside: Rows | None = None) -> None:
         self.__array_interface__ = rows.__array_interface__
         self._kept = rows, part
+        self.beside = beside
+
+
+def room_beside(rows: Rows) -> Rows | None:
+    """Return memory for the gradients of rows that were pulled. They can be pushed from there without a copy.
+
+    None: these rows are not in shared memory, or there is no room for as much again.
+    """
+    base: object = rows.base
+    return base.beside if isinstance(base, _Lent) else None
 
 
 class Link:
@@ -113,7 +129,7 @@ class Link:
         *,
         token: str,
         context: ssl.SSLContext | None,
-        slab_bytes: int,
+        region_bytes: int,
         num_pulls: int,
         is_half: bool,
     ) -> None:
@@ -122,13 +138,13 @@ class Link:
         self.acked = 0
         """Steps that the server has acknowledged."""
         self._unacked: deque[Unacked] = deque()
-        self._slab_bytes = slab_bytes
+        self._region_bytes = region_bytes // _ALIGNMENT * _ALIGNMENT
         self._num_pulls = num_pulls
         self._wants_half = is_half
         self._open(address, token=token, context=context)
 
     def _open(self, address: str, *, token: str, context: ssl.SSLContext | None) -> None:
-        name, slab_bytes = self.name, self._slab_bytes
+        name, size, num_regions = self.name, self._region_bytes, self._num_pulls + NUM_PUSHES
         try:
             self._connection = connect(address, token=token, context=context, max_bytes=MAX_MESSAGE_BYTES)
         except ConnectionLost as error:
@@ -138,7 +154,7 @@ class Link:
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Any]] = {}
         self.lost: ConnectionLost | None = None
-        self._slab = Slab.create(slab_bytes) if slab_bytes and self._connection.can_share else None
+        self._slab = Slab.create(size * num_regions) if size and self._connection.can_share else None
         self._regions: dict[str, list[_Region]] = {"pull": [], "push": []}
         if self._slab is not None:
             try:
@@ -147,8 +163,6 @@ class Link:
                 self._connection.close()
                 self._slab.close()
                 raise
-            num_regions = self._num_pulls + NUM_PUSHES
-            size = slab_bytes // num_regions // _ALIGNMENT * _ALIGNMENT
             regions = [_Region(self._slab.view(number * size, size)) for number in range(num_regions)]
             self._regions = {"pull": regions[: self._num_pulls], "push": regions[self._num_pulls :]}
         self._thread = threading.Thread(
@@ -250,7 +264,8 @@ class Link:
             self._unacked.remove(push)
 
     def _sent_push(self, request: protocol.Push, parts: list[tuple[Any, Own]]) -> Future[Any]:
-        num_bytes = sum(array.nbytes if isinstance(own, slice) else len(own) * array[:1].nbytes for array, own in parts)
+        copied = [(array, own) for array, own in parts if not self._is_placed(array, own)]
+        num_bytes = sum(a.nbytes if isinstance(own, slice) else len(own) * a[:1].nbytes for a, own in copied)
         regions = self._regions["push"]
         if not regions or not regions[0].fits(num_bytes):
             return self.ask(request, [self._on_the_wire(array[own]) for array, own in parts])
@@ -259,9 +274,14 @@ class Link:
         if region.user is not None:  # until the server has read what it holds
             _await(region.user, self.name, "read a push", READ_WITHIN_S)
         region.begin()
-        region.user = self.ask(request, [region.gather(array, own) for array, own in parts])
+        placed = [array if self._is_placed(array, own) else region.gather(array, own) for array, own in parts]
+        region.user = self.ask(request, placed)
         region.release()
         return region.user
+
+    def _is_placed(self, array: NDArray[Any], own: Own) -> bool:
+        """Whether an array is in shared memory already. `Unacked` keeps it there until the server has read it."""
+        return self._slab is not None and isinstance(own, slice) and self._slab.offset_of(array) is not None
 
     def _on_the_wire(self, array: NDArray[Any]) -> NDArray[Any]:
         return to_half(array) if self._is_half and array.dtype == np.float32 else array
@@ -356,6 +376,9 @@ class _Region:
         start = self._used
         self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return self._memory[start : start + num_bytes]
+
+    def take_if_it_fits(self, num_bytes: int) -> NDArray[np.uint8] | None:
+        return self.take(num_bytes) if self._used + num_bytes <= self._memory.nbytes else None
 
     def put(self, array: NDArray[Any]) -> NDArray[Any]:
         place = self.take(array.nbytes).view(array.dtype).reshape(array.shape)

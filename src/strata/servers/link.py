@@ -15,7 +15,7 @@ import msgspec
 from strata.coordinator.state.server_figures import total
 from strata.errors import StrataError, Unauthenticated
 from strata.servers.client import ServersClient
-from strata.servers.connection import NUM_PULLS, NUM_PUSHES, SLAB_BYTES, NotAnswered
+from strata.servers.connection import NotAnswered
 from strata.servers.copies import COPIES
 from strata.servers.endpoint import TOPIC, Endpoint, node_of
 from strata.servers.move import MOVE_TIMEOUT_S, MOVED, RESIZE, Layout
@@ -350,7 +350,6 @@ class WorkerLink:
             tokens={name: each.client_token() for name, each in named.items()},
             contexts={name: each.client_context() for name, each in named.items()},
             is_half=part.is_half,
-            slab_bytes=SLAB_BYTES * (part.num_pulls + NUM_PUSHES) // (NUM_PULLS + NUM_PUSHES),
             num_pulls=part.num_pulls,
             is_patient=ctx.may_lose_ranks,
             saved=self._saved,

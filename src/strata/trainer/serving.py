@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from strata.errors import ConfigError, InvalidArgument
+from strata.servers.connection import NUM_PUSHES
 from strata.servers.process import SAVED, PartSpec, serve
 from strata.servers.table.index import MAX_ROWS
 from strata.servers.table.snapshot import Snapshot
@@ -134,10 +135,10 @@ def plan(strategy: ServerStrategy, module: nn.Module, optimizer: torch.optim.Opt
 
 def _num_pulls(specs: Sequence[TableSpec], strategy: ParameterServer) -> int:
     """Return how many pulls use shared memory at a time: those of the sparse and of the dense tables for this batch and
-    the ones ahead, and that of the step before, whose rows may still be in use.
+    the ones ahead, and those of the steps before, until the servers have read the gradients beside their rows.
     """
     has_frozen = any(spec.is_frozen for spec in specs)
-    return 2 * (1 + (strategy.num_frozen_ahead if has_frozen else strategy.num_ahead)) + 1
+    return 2 * (1 + (strategy.num_frozen_ahead if has_frozen else strategy.num_ahead)) + NUM_PUSHES
 
 
 def _table_spec(table: FoundTable, strategy: ParameterServer, group: ParameterGroup | None) -> TableSpec:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Slots = NDArray[np.int32]
 
 ABSENT = -1
+_ABSENT_WORD = 0xFFFF_FFFF
+"""`ABSENT` as 32 bits."""
 _EMPTY = -1
 _REMOVED = -2
 _FEWEST_CELLS = 1_024
@@ -49,6 +51,8 @@ class KeyIndex:
         """Slots ever used: those of rows, and the free ones."""
         self._free = np.empty(0, np.int32)
         """Slots of removed rows, descending."""
+        self._is_in_order = True
+        """Whether the key of every slot is its number, as on the only server of an embedding: no need to look it up."""
 
     def __len__(self) -> int:
         return self._num_slots - len(self._free)
@@ -64,6 +68,8 @@ class KeyIndex:
 
     def find(self, keys: Keys) -> Slots:
         """Return the slot of each key, or `ABSENT`."""
+        if self._is_in_order:
+            return np.where(keys < np.uint64(self._num_slots), keys, np.uint64(_ABSENT_WORD)).astype(np.int32)
         if native.find is not None:
             found: Slots = native.find(self._cells, self.keys, keys)
             return found
@@ -88,6 +94,7 @@ class KeyIndex:
         slots[num_free:] = np.arange(self._num_slots, self._num_slots + num - num_free, dtype=np.int32)
         self._free = self._free[: len(self._free) - num_free].copy()
         self._num_slots += num - num_free
+        self._is_in_order = self._is_in_order and bool((slots == keys).all())
         self.keys[slots] = keys
         self.used[slots] = 1
         if self._num_cells_used + num > _FULLEST * len(self._cells):
@@ -98,12 +105,14 @@ class KeyIndex:
 
     def remove(self, slots: Slots) -> None:
         """Free the slots of present rows."""
+        self._is_in_order = self._is_in_order and not len(slots)
         self._cells[_cells_of(self._cells, self.keys, slots)] = _REMOVED
         self.used[slots] = 0
         self._free = np.sort(np.concatenate([self._free, slots]))[::-1]
 
     def swap(self, first: Slots, second: Slots) -> None:
         """Exchange the slots of rows, in pairs. All must be present and differ."""
+        self._is_in_order = self._is_in_order and not len(first)
         slots, places = np.concatenate([first, second]), np.concatenate([second, first])
         cells, keys = _cells_of(self._cells, self.keys, slots), self.keys[slots]
         self._cells[cells] = places

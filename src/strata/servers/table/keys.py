@@ -52,12 +52,13 @@ def unique(keys: Keys) -> Unique:
     if largest >> (_KEY_BITS - bits):  # no room for the position beside the key
         positions = np.argsort(keys, kind="stable")
         in_order = keys[positions]
+    elif native.group is not None and num >= _MIN_RADIX:
+        different, inverse, positions, starts = np.empty_like(keys), *(np.empty(num, np.int64) for _ in range(3))
+        num_different = native.group(keys, largest.bit_length(), bits, different, inverse, positions, starts)
+        return Unique(different[:num_different].copy(), inverse, positions, starts[:num_different].copy())
     else:
         packed = (keys << np.uint64(bits)) | np.arange(num, dtype=np.uint64)
-        if native.sort_words is not None and num >= _MIN_RADIX:
-            packed = native.sort_words(packed, np.empty_like(packed), bits, bits + largest.bit_length())
-        else:
-            packed.sort()
+        packed.sort()
         in_order = packed >> np.uint64(bits)
         positions = (packed & np.uint64((1 << bits) - 1)).astype(np.int64)
     is_first = np.empty(num, np.bool_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 _NO_RESERVE = 0x4000
 """MAP_NORESERVE of Linux, which Python 3.11 does not name: do not count untouched pages as used."""
+
+_HUGE_FROM_BYTES = 16 << 20
+"""Arrays from this size on use pages of 2 MiB: rows are read in no order, and with small pages the processor would look
+up the page of nearly every row in memory. The last page may be empty, so small arrays do not use them."""
 
 
 def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -35,4 +40,7 @@ def reserve(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
             "lower max_rows, or raise the limit of this process (ulimit -v)",
             field="max_rows",
         ) from error
+    if num_bytes >= _HUGE_FROM_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype).reshape(shape)

@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from strata.errors import InvalidArgument
 from strata.servers.clocks import Push, sum_by_key
+from strata.servers.connection import room_beside
+from strata.servers.table import native
 from strata.servers.table.keys import unique
 from strata.trainer.strategy.prefetch import Prefetch
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from strata.servers.table.keys import Keys, Unique
+    from strata.servers.table.optimizers import Rows
     from strata.trainer.strategy.base import Upcoming
     from strata.trainer.strategy.prefetch import RowSource
 
@@ -35,12 +38,14 @@ class Found(NamedTuple):
     """The row of each id, in the shape of the ids."""
     groups: Unique
     """The positions by row."""
+    room: Rows | None = None
+    """Where to write the gradients of the rows; None: anywhere."""
 
     def gathered(self) -> Tensor:
         """Return the row of each id."""
         if not self.rows.requires_grad or not self.rows.is_cpu:
             return functional.embedding(self.positions, self.rows)
-        found: Tensor = _Gather.apply(self.rows, self.positions, self.groups)  # type: ignore[no-untyped-call]
+        found: Tensor = _Gather.apply(self.rows, self.positions, self.groups, self.room)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -76,7 +81,8 @@ class StepRows:
         if torch.is_grad_enabled() and table not in self._frozen:
             rows.requires_grad_()
             self._used.setdefault(table, []).append((groups.keys, rows))
-        return Found(rows, torch.from_numpy(groups.inverse).to(ids.device).reshape(ids.shape), groups)
+        positions = torch.from_numpy(groups.inverse).to(ids.device).reshape(ids.shape)
+        return Found(rows, positions, groups, room_beside(pulled))
 
     def take_gradients(self) -> dict[str, Push]:
         """Return the gradient of each used row, by table, and begin a new step.
@@ -100,19 +106,24 @@ class StepRows:
 
 
 class _Gather(torch.autograd.Function):
-    """Rows by position. The gradient of a row is summed over the positions that have been grouped for the pull, which
-    takes less than half the time of torch's own backward pass.
+    """Rows by position. Both passes take less than half the time of torch's own: the forward pass loads rows into the
+    cache before they are copied, and the backward pass sums over positions that have been grouped for the pull.
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, positions: Tensor, groups: Unique) -> Tensor:
-        ctx.groups = groups
-        return rows.index_select(0, positions.reshape(-1)).view(*positions.shape, rows.shape[1])
+    def forward(ctx: Any, rows: Tensor, positions: Tensor, groups: Unique, room: Rows | None) -> Tensor:
+        ctx.groups, ctx.room = groups, room
+        if native.pull is None:
+            return rows.index_select(0, positions.reshape(-1)).view(*positions.shape, rows.shape[1])
+        found = torch.empty(*positions.shape, rows.shape[1])
+        native.pull(rows.detach().numpy(), groups.inverse, found.view(-1, rows.shape[1]).numpy())
+        return found
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         values = gradients[0].reshape(-1, gradients[0].shape[-1]).to(torch.float32).contiguous()
-        return torch.from_numpy(sum_by_key(values.numpy(), ctx.groups)), None, None
+        room, ctx.room = ctx.room, None  # a second backward pass through the same graph adds to what is in it
+        return torch.from_numpy(sum_by_key(values.numpy(), ctx.groups, room)), None, None, None
 
 
 class Lookup(nn.Module):
@@ -155,7 +166,7 @@ class BagLookup(nn.Module):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         check_ids(self, input)
-        rows, positions, _ = self._rows.rows_of(self.table, input)
+        rows, positions = self._rows.rows_of(self.table, input)[:2]
         padding = None
         if self.padding_idx is not None:
             is_padding = input == self.padding_idx
