@@ -6,7 +6,6 @@ import asyncio
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,6 +72,18 @@ def decided_again(spec: e.StudySpec, facts: list[e.Event]) -> list[e.Event]:
     return again
 
 
+async def run_until(study: SimulatedStudy, node: SimulatedNode, kind: str, nth: int = 1, num_slots: int = 2) -> None:
+    """Run a driver, and kill it when its journal has this fact for the n-th time."""
+    running = asyncio.create_task(study.run(node, num_slots=num_slots))
+    journal = study.directory / "study.jsonl"
+    while not running.done():
+        if journal.exists() and journal.read_text().count(f'"kind":"{kind}"') >= nth:
+            break
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 def test_trials_of_a_study_run_to_their_ends_and_their_jobs_are_removed(tmp_path: Path) -> None:
     study = SimulatedStudy(tmp_path, a_spec(**ASHA))
     finish = asyncio.run(study.run(SimulatedNode("a", train)))
@@ -95,12 +106,19 @@ def test_trials_report_over_tls_with_a_token(tmp_path: Path) -> None:
     assert all(each.address.startswith("127.0.0.1:") and each.token and each.ca for each in seen)
 
 
-Point = Callable[[Simulated], bool]
-"""Whether a process is at the point at which it is to be killed."""
+def test_a_resumed_driver_removes_the_jobs_that_a_killed_one_has_left(tmp_path: Path) -> None:
+    study = SimulatedStudy(tmp_path, a_spec(4))
 
+    async def scene() -> None:
+        await run_until(study, SimulatedNode("a", train), "Finished", num_slots=1)
+        study.old_jobs = ["sweep.0", "sweep.0-2", "sweep.1", "sweep.nodes", "sweep.2.0", "other.0", "sweep.99"]
+        await study.run(SimulatedNode("b", train), num_slots=1)
 
-def at_step(step: int) -> Point:
-    return lambda process: process.first_step <= step
+    asyncio.run(scene())
+    check(study, 4)
+    assert study.coordinator is not None
+    assert study.coordinator.dropped[:2] == ["sweep.0", "sweep.0-2"]
+    assert sorted(study.coordinator.dropped[2:]) == ["sweep.1", "sweep.2", "sweep.3"]
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, NUM_STEPS])
@@ -134,14 +152,7 @@ def test_a_driver_killed_after_any_fact_continues_and_no_trial_has_two_results(
     async def scene() -> None:
         node = SimulatedNode("a", train)
         node.checkpoints = files
-        running = asyncio.create_task(study.run(node))
-        journal = tmp_path / "study.jsonl"
-        while not running.done():
-            if journal.exists() and journal.read_text().count(f'"kind":"{kind}"') >= nth:
-                break
-            await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await run_until(study, node, kind, nth)
         if study.state().ended is None:
             again = SimulatedNode("b", train)
             again.checkpoints = files

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from strata.errors import StrataError
 from strata.launch.environment import STOPPED, WorkerSpec
 from strata.launch.nodes.base import NodeLost
 from strata.launch.nodes.shared import SharedNodes
@@ -155,15 +155,14 @@ class SimulatedNode:
 
 
 class FakeCoordinator:
-    """Knows the checkpoints of the nodes and counts jobs."""
+    """Knows no checkpoints, and records the jobs that are removed. `jobs`: what an earlier driver has left."""
 
-    def __init__(self, nodes: Sequence[SimulatedNode], spec: e.StudySpec, directory: Path) -> None:
-        self._nodes = nodes
+    def __init__(self, jobs: Sequence[str] = ()) -> None:
         self.dropped: list[str] = []
+        self._jobs = jobs
 
     async def latest_checkpoint(self, *, job_id: str) -> None:
-        if not job_id:
-            raise StrataError("no job")
+        assert job_id
 
     async def drop_job(self, job_id: str, *, force: bool, reason: str) -> bool:
         assert force
@@ -172,7 +171,7 @@ class FakeCoordinator:
         return True
 
     async def list_jobs(self) -> list[Any]:
-        return []
+        return [SimpleNamespace(job_id=each) for each in self._jobs]
 
 
 class SimulatedStudy:
@@ -183,6 +182,7 @@ class SimulatedStudy:
         self.spec = spec
         self.workers_per_trial = workers_per_trial
         self.coordinator: FakeCoordinator | None = None
+        self.old_jobs: list[str] = []
         self.nodes: SharedNodes | None = None
 
     async def run(self, *nodes: SimulatedNode, num_slots: int = 2, host: str = "", **more: Any) -> Finish:
@@ -203,7 +203,7 @@ class SimulatedStudy:
 
             place = self.directory / f"place-{len(facts)}"
             place.mkdir()
-            self.coordinator = FakeCoordinator(nodes, self.spec, self.directory)
+            self.coordinator = FakeCoordinator(self.old_jobs)
             self.nodes = SharedNodes(*nodes)
             driver = Driver(
                 search,

@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import pickle
+import secrets
 import stat
 import sys
 import traceback
@@ -200,7 +201,7 @@ def _paths(directory: Path, attempt: int, rank: int) -> tuple[Path, Path]:
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
     """Write a file that only this user can read, atomically."""
-    draft = path.with_name(f".{path.name}.new")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several machines may write it at once
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor

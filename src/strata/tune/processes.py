@@ -44,8 +44,7 @@ class ProcessGroup:
     processes: dict[int, Process]
     """By rank at the nodes."""
     identities: tuple[Identity, ...] = ()
-    """Of each rank, once it has a place."""
-    is_placed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Of each rank; empty until it has a place."""
     stop: m.StopTrial | None = None
     result: m.Result | None = None
     failure: str = ""

@@ -155,6 +155,12 @@ def tune(
     for field, number in {"workers": workers, "workers_per_trial": workers_per_trial, "nnodes": nnodes}.items():
         if number < 1:
             raise ConfigError(f"{field}={number} must be 1 or more", field=field)
+    if nnodes > 1 and not coordinator:
+        raise ConfigError(
+            "several machines need a coordinator; start one with `strata coordinator`, and pass its address: "
+            "TrainingOrchestrator('HOST:PORT')",
+            field="nnodes",
+        )
     if nnodes > 1 and not name:
         raise ConfigError(
             "several machines need a name for the study; pass the same name= on all of them", field="name"
