@@ -66,7 +66,7 @@ class TrainingOrchestrator:
             coordinator_url: Address of the coordinator; default: start one inside this process.
             checkpoints: Directory or URL for `save` and `restore`.
             hpt_mode: How `tune` searches: "random", "grid", "sobol", "bayesian", "cmaes", "hyperband", "asha",
-                "median", "bohb", or a sampler object of Optuna.
+                "median", "bohb", "pbt", or a sampler object of Optuna.
             checkpoint_options: Arguments for `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
         """
         self.job_id = job_id

@@ -11,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strata.checkpoint.tools.clone import clone, newest
 from strata.clock import SystemClock
-from strata.errors import StrataError
+from strata.errors import NoCheckpoint, StrataError
 from strata.identity import Identity
 from strata.launch.environment import WorkerSpec
 from strata.launch.nodes.base import RoomChanged
@@ -27,9 +30,9 @@ from strata.tune.state.actions import Ask, Finish, Start, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from pathlib import Path
     from typing import Any
 
+    from strata.checkpoint import CheckpointMetadata
     from strata.clock import Clock
     from strata.coordinator.client import AsyncCoordinatorClient
     from strata.launch.nodes.shared import SharedNodes
@@ -51,6 +54,8 @@ ECHO_S = 2.0
 """Time for the cause to appear after a rank has failed because a peer is gone."""
 NO_ROOM_S = 0.5
 """Pause before a trial is started again that found no free slot, because a node was lost a moment ago."""
+MAX_CLONES = 5
+"""Attempts to clone the newest checkpoint of a trial that saves and removes checkpoints meanwhile."""
 DROP_JOBS_S = 5.0
 """Time to remove the jobs of the last trials from the coordinator."""
 
@@ -95,6 +100,10 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._drops: set[asyncio.Task[None]] = set()
         self._finish: Finish | None = None
+        self._is_population = search.state.spec.scheduler == "pbt"
+        """Trials continue from the checkpoints of others."""
+        self._jobs: dict[int, str] = {}
+        """Job of each trial that has started."""
 
     async def run(
         self,
@@ -183,6 +192,10 @@ class Driver:
     # -- processes -------------------------------------------------------------------------------------------------
 
     def _start(self, action: Start) -> None:
+        job = self.job_of(action.trial)
+        if self._jobs.setdefault(action.trial, job) != job:
+            self._drop_job(self._jobs[action.trial])
+            self._jobs[action.trial] = job
         self._num_launches += 1
         first = action.slot * self._workers_per_trial
         processes = {first + rank: Process(rank) for rank in range(self._workers_per_trial)}
@@ -195,8 +208,8 @@ class Driver:
         placement = await self._nodes.place(ranks)
         if placement is None:
             return
+        await self._seed(group.start)
         group.identities = placement.identities
-        group.is_placed.set()
         identity = Identity(run=self._search.state.spec.name, attempt=group.launch)
         spec = WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints="none")
         await self._nodes.start(placement, spec)
@@ -206,7 +219,6 @@ class Driver:
         process = group.processes.get(hello.rank) if group is not None else None
         if group is None or process is None or group.launch != hello.launch or process.exit is not None:
             return
-        await group.is_placed.wait()
         if process.connection is not None:
             process.connection.close()  # broken, though we have not noticed yet
         process.connection = connection
@@ -227,7 +239,7 @@ class Driver:
     def _order(self, group: ProcessGroup, rank: int) -> m.Order:
         start = group.start
         identity = replace(group.identities[rank], run=self.job_of(start.trial), attempt=start.lease - 1)
-        checkpoints = self._directory / "trials" / f"{start.trial:05}" / "checkpoints"
+        checkpoints = self._checkpoints(start.trial)
         return m.Order(
             trial=start.trial,
             lease=start.lease,
@@ -235,6 +247,26 @@ class Driver:
             metrics=self._search.state.spec.metrics,
             worker=WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints=str(checkpoints)),
         )
+
+    def _checkpoints(self, number: int) -> Path:
+        """Return where a trial saves: a new directory each time that it continues from another trial."""
+        trial = self._search.state.trials[number]
+        suffix = f"-{trial.origin:03}" if trial.origin else ""
+        return self._directory / "trials" / f"{number:05}" / f"checkpoints{suffix}"
+
+    async def _seed(self, start: Start) -> None:
+        """Give a trial that continues from another one a clone of its checkpoint, unless it has one: then it was
+        started again since.
+        """
+        directory = self._checkpoints(start.trial)
+        if not self._search.state.trials[start.trial].origin or directory.exists():
+            return
+        clone = await asyncio.to_thread(_clone, start.checkpoint, directory)
+        if clone is None:
+            log.warning("trial %d begins anew: checkpoint %s is gone", start.trial, start.checkpoint)
+        else:
+            saved = e.Saved(trial=start.trial, lease=start.lease, step=clone.step, checkpoint=clone.path)
+            self._events.put_nowait(saved)
 
     def _received(self, group: ProcessGroup, process: Process, message: m.FromTrial) -> None:
         if isinstance(message, m.Hello) or message.lease != group.start.lease:
@@ -259,6 +291,16 @@ class Driver:
             if process.connection is not None:
                 process.connection.send(group.stop)
         self._kill_after(group, STOP_S)
+        if self._is_population and action.is_saving:
+            self._spawn(self._ask_others_to_save(action.trial))
+
+    async def _ask_others_to_save(self, number: int) -> None:
+        """Let the other trials save: one that pauses may continue from any of them."""
+        for trial in self._search.state.running:
+            if trial.number != number:
+                with contextlib.suppress(StrataError):
+                    reason = f"trial {number} may continue from here"
+                    await self._client.send_command("CHECKPOINT_NOW", job_id=self.job_of(trial.number), reason=reason)
 
     def _kill_after(self, group: ProcessGroup, delay_s: float) -> None:
         if group.killer is None:
@@ -296,9 +338,12 @@ class Driver:
                 for process in group.processes.values():
                     if process.connection is not None:
                         await process.is_read.wait()
-        if not group.is_placed.is_set():
+        if not group.identities:
             await asyncio.sleep(NO_ROOM_S)
         await self._find_checkpoint(group.start.trial, group.start.lease)
+        if self._is_population:
+            for trial in self._search.state.running:
+                await self._find_checkpoint(trial.number, trial.lease)
         self._events.put_nowait(group.outcome())
 
     async def _find_checkpoint(self, trial: int, lease: int) -> None:
@@ -312,27 +357,36 @@ class Driver:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def job_of(self, trial: int) -> str:
-        """Return the job of a trial at the coordinator."""
-        return f"{self._search.state.spec.name}.{trial}"
+        """Return the job of a trial at the coordinator: a new one each time that it continues from another trial."""
+        origin = self._search.state.trials[trial].origin
+        return f"{self._search.state.spec.name}.{trial}" + (f"-{origin}" if origin else "")
 
     def _drop_job_if_over(self, number: int) -> None:
         trial = self._search.state.trials[number]
         if trial.is_over and trial.lease:
-            task = asyncio.create_task(self._drop_job(number))
-            self._drops.add(task)
-            task.add_done_callback(self._drops.discard)
+            self._drop_job(self.job_of(number))
 
-    async def _drop_job(self, trial: int) -> None:
-        """Remove the job of a trial that has ended: a coordinator keeps jobs for ever. Its processes have exited."""
-        with contextlib.suppress(StrataError):
-            await self._client.drop_job(self.job_of(trial), force=True, reason="the trial has ended")
+    def _drop_job(self, job: str) -> None:
+        """Remove a job whose processes have exited: a coordinator keeps jobs for ever."""
+
+        async def drop() -> None:
+            with contextlib.suppress(StrataError):
+                await self._client.drop_job(job, force=True, reason="the trial has ended")
+
+        task = asyncio.create_task(drop())
+        self._drops.add(task)
+        task.add_done_callback(self._drops.discard)
 
     async def _drop_old_jobs(self) -> None:
-        """Remove the jobs of trials that had ended when an earlier driver was killed."""
+        """Remove the jobs of trials that had ended, or had continued from others, when an earlier driver was killed."""
+        trials = self._search.state.trials
+        ours = re.compile(rf"{re.escape(self._search.state.spec.name)}\.(\d+)(-\d+)?")
         with contextlib.suppress(StrataError):
-            known = {job.job_id for job in await self._client.list_jobs()}
-            for number in [number for number in self._search.state.trials if self.job_of(number) in known]:
-                self._drop_job_if_over(number)
+            for job in await self._client.list_jobs():
+                found = ours.fullmatch(job.job_id)
+                trial = trials.get(int(found[1])) if found is not None else None
+                if trial is not None and (trial.is_over or job.job_id != self.job_of(trial.number)):
+                    self._drop_job(job.job_id)
 
     # -- the sampler and the time ----------------------------------------------------------------------------------
 
@@ -355,3 +409,15 @@ class Driver:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._events.put_nowait(error)
+
+
+def _clone(checkpoint: str, directory: Path) -> CheckpointMetadata | None:
+    """Clone a checkpoint, or the newest one beside it if it was removed; return None if there is none."""
+    found: Path | None = Path(checkpoint)
+    for _ in range(MAX_CLONES):
+        if found is None:
+            break
+        with contextlib.suppress(NoCheckpoint):
+            return clone(found, directory)
+        found = newest(Path(checkpoint).parent)
+    return None

@@ -309,6 +309,7 @@ class StudyState:
             trial.config = dict(fact.config)
         if fact.donor is not None:
             trial.donors.append(fact.donor)
+            trial.origin = fact.lease
             trial.checkpoint, trial.checkpoint_step, trial.step = fact.checkpoint, fact.step, fact.step
             trial.series.cut(fact.step)
         if not trial.lease:
