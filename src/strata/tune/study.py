@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from strata.tune.state.trial import Trial
 
 WORKER = "strata.tune.worker"
+PRELOAD = (WORKER, "cloudpickle")
+"""Modules that every trial needs, imported once: they take longer than the fork."""
 FIXED = ("space", "metrics", "directions", "sampler", "scheduler", "scheduler_options", "seed")
 """What cannot change when a study is continued."""
 
@@ -242,7 +244,7 @@ def _directory(
         workers=Size(at_least, num_processes),
         directory=str(Path.cwd()),
         checkpoints=str(place / "trials"),
-        preload=preload_of(train_fn),
+        preload=(*preload_of(train_fn), *PRELOAD),
         function=getattr(train_fn, "__qualname__", type(train_fn).__name__),
         engine=engine,
         num_nodes=nnodes,
