@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -140,6 +141,63 @@ def test_a_promoted_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
     assert resumed[0] == 0
     assert all(step >= 2 for step in resumed[1:])
     assert len(resumed) == study.best.lease
+
+
+def test_a_poor_member_of_a_population_continues_from_the_checkpoint_of_a_good_one(tmp_path: Path) -> None:
+    marks = str(tmp_path / "marks")
+
+    def train(config: dict[str, Any], trial: Any) -> None:
+        import json
+        from pathlib import Path
+
+        import numpy as np
+
+        import strata
+
+        class Weights:
+            """A model whose state names the trials that have trained it."""
+
+            def __init__(self) -> None:
+                self.trained_by = np.zeros(2, dtype=np.int64)
+
+            def state_dict(self) -> dict[str, Any]:
+                return {"trained_by": self.trained_by}
+
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                self.trained_by[:] = np.asarray(state["trained_by"])
+
+        ctx = strata.init(every=1, saver="thread")
+        weights = Weights()
+        progress = ctx.restore({"weights": weights})
+        start = {"trial": trial.number, "step": progress.step, "by": weights.trained_by.tolist(), "x": config["x"]}
+        with Path(marks).open("a") as file:
+            file.write(json.dumps(start) + "\n")
+        for step in range(progress.step + 1, 9):
+            weights.trained_by[trial.number] += 1
+            ctx.report(step=step, loss=config["x"])
+            ctx.maybe_checkpoint({"weights": weights})
+        ctx.close()
+
+    grid = SearchSpace().add_float("x", min=0.1, max=10.0)
+    grid.enqueue({"x": 0.5})
+    grid.enqueue({"x": 8.0})
+    options = {"interval": 2, "fraction": 0.5}
+    study = TrainingOrchestrator(hpt_mode="pbt").tune(
+        train, space=grid, num_trials=2, workers=1, options=options, name="population"
+    )
+
+    good, poor = study.trials
+    assert [good.state, poor.state] == ["finished", "finished"]
+    assert poor.donors
+    assert set(poor.donors) == {0}
+    starts = [json.loads(line) for line in Path(marks).read_text().splitlines()]
+    copied = next(each for each in starts if each["trial"] == 1 and each["by"][0])
+    assert copied["by"][0] == copied["step"], "the weights are those of the good trial at that step"
+    assert copied["x"] != 8.0
+    assert Path(study.best_checkpoint).is_dir()
+    directories = sorted(each.name for each in (study.path / "trials" / "00001").iterdir())
+    assert len(directories) == 1 + len(poor.donors), directories
+    assert Study.load(study.path).trials[1].donors == poor.donors
 
 
 def test_the_same_seed_and_one_worker_give_the_same_trials_and_results() -> None:

@@ -191,3 +191,21 @@ def test_of_workers_that_fail_together_the_first_report_the_end_of_their_logs() 
             assert ends == [("Traceback", "ValueError: bad"), ("Traceback", "ValueError: bad"), ()]
 
     asyncio.run(scene())
+
+
+def test_workers_of_several_jobs_end_under_their_own_attempts() -> None:
+    async def scene() -> None:
+        here, node = FakeMeeting(), FakeNode()
+        later = dataclasses.replace(WORKER_SPEC, identity=dataclasses.replace(WORKER_SPEC.identity, attempt=4))
+        async with following(here, node):
+            here.deliver(StartWorkers(WORKER_SPEC, ((0, 0),)), StartWorkers(later, ((1, 0),)))
+            await let_every_task_run()
+            here.deliver(KillWorkers(4, (0,)), KillWorkers(3, (0,)))
+            assert await here.ended.get() == WorkerExit(0, KILLED)
+            assert sorted(node.running) == [1], "a later job runs on"
+            here.deliver(KillWorkers(4, (1,)))
+            await here.ended.get()
+        ended = [message for message in here.sent if isinstance(message, WorkersExited)]
+        assert [(each.attempt, each.exits[0].rank) for each in ended] == [(3, 0), (4, 1)]
+
+    asyncio.run(scene())

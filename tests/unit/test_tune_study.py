@@ -313,6 +313,19 @@ def test_fewer_slots_preempt_trials_which_resume_when_there_are_more() -> None:
     assert starts(world)[-2:] == [(1, 2, 1), (2, 1, 2)]
 
 
+def test_trials_that_are_lost_with_their_slots_leave_the_others_alone() -> None:
+    world = World(spec(), num_slots=3)
+    world.do(e.Resized(num_slots=1, lost=(0, 1)))
+    assert not [each for each in world.actions if isinstance(each, Stop)]
+    for number in (0, 1):
+        world.do(e.Lost(trial=number, lease=1, reason="node b is lost", is_blameless=True))
+    assert [each.number for each in world.state.running] == [2]
+
+    world.do(e.Resized(num_slots=2))
+
+    assert starts(world)[-1] == (0, 2, 0)
+
+
 def test_a_stopped_study_saves_its_trials_and_goes_on_later() -> None:
     world = World(spec(), num_slots=2)
     world.do(e.StopRequested(reason="timeout of 60 s"))
@@ -418,9 +431,7 @@ def check(world: World) -> None:
     assert sorted(each.number for each in running) == sorted(each.number for each in state.running)
     assert len({each.slot for each in running}) == len(running)
     assert all(each.slot is not None for each in running)
-    assert sum(each.slot is not None and each.slot < state.num_slots for each in running) <= state.num_slots
-    beyond = [each for each in running if each.slot is not None and each.slot >= state.num_slots]
-    assert all(each.stopping for each in beyond)
+    assert sum(each.stopping is None for each in running) <= state.num_slots
     assert all(each.slot is None and each.stopping is None for each in state.trials.values() if each not in running)
     # Every number is a trial, or a question that is open, or one that has no answer.
     exhausted = {fact.trial for fact in world.journal if isinstance(fact, e.Exhausted)}

@@ -44,7 +44,7 @@ from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from strata.launch.control import Controlled
@@ -180,7 +180,7 @@ class NodeAgent:
             clock=self._clock,
         )
         self._role = agent
-        running, watching = asyncio.create_task(agent.run()), asyncio.create_task(_watch(group, nodes))
+        running, watching = asyncio.create_task(agent.run()), asyncio.create_task(watch(group, nodes))
         opening = asyncio.get_running_loop().call_later(GATHER_S, nodes.stop_awaiting)
         try:
             await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -229,7 +229,7 @@ class NodeAgent:
         self._directory.write_status(self._status)
 
 
-async def _watch(group: AgentGroup, nodes: Nodes) -> None:
+async def watch(group: AgentGroup, nodes: Nodes) -> None:
     """Keep the leader's nodes equal to the members and pass on their reports. Return when this node is out."""
     remotes: dict[str, RemoteNode] = {}
     leaving: set[str] = set()
@@ -289,7 +289,8 @@ class Follower:
         self._node = node
         self._note = note
         self._coordinator = coordinator
-        self._running: set[int] = set()
+        self._attempts: dict[int, int] = {}
+        """Attempt of each rank that runs here: several jobs may share this node."""
         self._early: dict[int, int] = {}
         """Exit codes of ranks that were killed or signalled, perhaps before the node began to start them."""
         self._exits: list[WorkerExit] = []
@@ -334,7 +335,7 @@ class Follower:
         """Let all ranks save and the run continue without this node. On the second call, kill this node's workers."""
         if is_now or self.leaving:
             self._finish = Finish("stopped", f"{reason}; this node has left the run at once")
-            self._node.kill(self._running)
+            self._node.kill(self._attempts)
         else:
             self.leaving = reason
             self._note("stopping", f"{reason}: saving a checkpoint, then the run continues without this node")
@@ -350,35 +351,39 @@ class Follower:
     async def _obey(self, message: AnyMessage) -> None:
         match message:
             case StartWorkers():
-                started = {rank for rank, _ in message.ranks}
+                started = {rank: message.attempt for rank, _ in message.ranks}
+                self._attempts |= started
+                self._early = {rank: code for rank, code in self._early.items() if rank not in started}
                 if message.worker.identity.incarnation:  # the others keep running
-                    self._running |= started
-                    self._early = {rank: code for rank, code in self._early.items() if rank not in started}
                     self._note("restarted", f"{', '.join(f'rank {rank}' for rank in sorted(started))} alone")
                 else:
                     self.last_attempt = message.attempt
-                    self._running = started
-                    self._early = {}
                     world_size = message.worker.identity.world_size
                     self._note("started", f"attempt {message.attempt} with {len(started)} of {world_size} workers here")
                 task = asyncio.create_task(self._launch(message))
                 self._launches.add(task)
                 task.add_done_callback(self._launches.discard)
-            case KillWorkers(attempt, ranks) if attempt == self.last_attempt:
-                self._early |= dict.fromkeys(ranks, -signal.SIGKILL)
-                self._node.kill(ranks)
-            case SignalWorker(attempt, rank, number) if attempt == self.last_attempt:
+            case KillWorkers(attempt, ranks):
+                theirs = self._of_attempt(attempt, ranks)
+                self._early |= dict.fromkeys(theirs, -signal.SIGKILL)
+                self._node.kill(theirs)
+            case SignalWorker(attempt, rank, number) if self._of_attempt(attempt, [rank]):
                 self._early.setdefault(rank, -number)
                 with contextlib.suppress(ValueError):
                     self._node.send_signal(rank, signal.Signals(number))
-            case DumpStacks(attempt, ranks) if attempt == self.last_attempt:
-                await asyncio.gather(*map(self._node.dump_stacks, ranks), return_exceptions=True)
+            case DumpStacks(attempt, ranks):
+                theirs = self._of_attempt(attempt, ranks)
+                await asyncio.gather(*map(self._node.dump_stacks, theirs), return_exceptions=True)
             case RunOver(outcome, reason):
                 self._finish = Finish(outcome, reason)
             case Release() if self.leaving:
                 self._finish = Finish("stopped", f"{self.leaving}; the run continues without this node")
             case _:
                 pass  # of an earlier attempt
+
+    def _of_attempt(self, attempt: int, ranks: Iterable[int]) -> list[int]:
+        """Return those ranks that run here in this attempt: an order for another one comes too late."""
+        return [rank for rank in ranks if self._attempts.get(rank) == attempt]
 
     async def _launch(self, order: StartWorkers) -> None:
         """Start workers, except those that were killed or signalled in the meantime: they count as ended. From here on
@@ -418,10 +423,14 @@ class Follower:
             self._exits.append(event)  # `_report_exits` may have replaced the list during the wait
 
     def _report(self, exits: list[WorkerExit]) -> None:
-        self._running -= {event.rank for event in exits}
         # A message holds 64 KiB; of many workers that fail together, the first logs suffice.
         reported = [event if n < MAX_LOG_ENDS else replace(event, log_end=()) for n, event in enumerate(exits)]
-        self._outbox.send(self._leader.id, WorkersExited(self.last_attempt, tuple(reported)))
+        by_attempt: dict[int, list[WorkerExit]] = {}
+        for event in reported:
+            if event.rank in self._attempts:
+                by_attempt.setdefault(self._attempts.pop(event.rank), []).append(event)
+        for attempt, theirs in by_attempt.items():
+            self._outbox.send(self._leader.id, WorkersExited(attempt, tuple(theirs)))
 
 
 def _asked(workers: int | None, servers: int | None) -> str:

@@ -43,6 +43,8 @@ class WorkerExit:
     """Last step that the worker reported, unless it was killed or made no step."""
     is_alone: bool = False
     """Whether the worker was at a point from which it can be restarted without the others."""
+    is_node_lost: bool = False
+    """Whether its node was lost, or had no room for it: the worker is not the cause."""
 
     @property
     def is_failure(self) -> bool:

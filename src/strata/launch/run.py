@@ -44,8 +44,8 @@ def run(directory: RunDirectory, display: Display, *, logs: Which = "none") -> F
     with (
         directory.lock(),
         sockets.place() as place,
-        _cluster(directory) as cluster,
-        _coordinator(directory, cluster, place.path) as (coordinator, security),
+        cluster_of(directory) as cluster,
+        coordinator_of(directory, cluster, place.path) as (coordinator, security),
     ):
         try:
             return asyncio.run(_run(directory, stream, coordinator, security, cluster, place.path / "control"))
@@ -100,7 +100,7 @@ async def _lead(
 
 
 @contextlib.contextmanager
-def _cluster(directory: RunDirectory) -> Iterator[RayCluster | None]:
+def cluster_of(directory: RunDirectory) -> Iterator[RayCluster | None]:
     """Connect to Ray, if the run uses it."""
     if directory.spec.engine == "ray":
         from strata.launch.nodes.ray_cluster import connected  # noqa: PLC0415 - imports Ray
@@ -112,7 +112,7 @@ def _cluster(directory: RunDirectory) -> Iterator[RayCluster | None]:
 
 
 @contextlib.contextmanager
-def _coordinator(
+def coordinator_of(
     directory: RunDirectory, cluster: RayCluster | None, place: Path
 ) -> Iterator[tuple[str, ClientSecurity | None]]:
     """Return address and credentials of the coordinator: the one that the user named, or one inside this process."""
@@ -134,7 +134,7 @@ def _coordinator(
 async def _nodes(directory: RunDirectory, cluster: RayCluster | None) -> AsyncIterator[Nodes]:
     """Return the nodes for the workers. The agent closes them."""
     if cluster is not None:
-        async with cluster.nodes(directory) as nodes:
+        async with cluster.nodes(directory, Nodes) as nodes:
             yield nodes
         return
     node = LocalNode(directory)

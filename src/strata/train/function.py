@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import pickle
+import secrets
 import stat
 import sys
 import traceback
@@ -64,7 +65,7 @@ def write_call(path: Path, call: Call) -> None:
     """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     places = [place or str(Path.cwd()) for place in sys.path]
-    with _written(path) as file:
+    with written(path) as file:
         file.write(json.dumps(places).encode() + b"\n")
         try:
             _dump((call.function, call.args, call.kwargs), file, call.max_bytes)
@@ -92,8 +93,8 @@ def read_result(directory: Path, attempt: int, rank: int) -> Any:
     if error.exists():
         raise RunFailed(f"rank {rank}: {read_error(directory, attempt, rank)}")
     try:
-        with _trusted(result) as file:
-            return pickle.load(file)  # noqa: S301 - a file of this user's, see `_trusted`
+        with trusted(result) as file:
+            return pickle.load(file)  # noqa: S301 - a file of this user's, see `trusted`
     except FileNotFoundError:
         raise RunFailed(
             f"rank {rank} exited without a result; let the function return instead of calling sys.exit() or os._exit()"
@@ -110,7 +111,7 @@ def read_result(directory: Path, attempt: int, rank: int) -> Any:
 def read_error(directory: Path, attempt: int, rank: int) -> str:
     """Return the worker's traceback; empty if it left none, for example because it was killed."""
     _, error = _paths(directory, attempt, rank)
-    with contextlib.suppress(FileNotFoundError), _trusted(error) as file:
+    with contextlib.suppress(FileNotFoundError), trusted(error) as file:
         return file.read(4 * MAX_ERROR_CHARS).decode(errors="replace").rstrip()
     return ""
 
@@ -135,7 +136,7 @@ def main() -> None:
             _write_error(error, "".join(_shown(raised)))
         raise
     try:
-        with _written(result) as file:
+        with written(result) as file:
             _dump(value, file, MAX_RESULT_BYTES)
     except _TooLarge:
         _write_error(
@@ -162,11 +163,11 @@ def read_call(path: Path) -> Call:
             f"{path} is not on this machine; to run functions on several machines, set STRATA_RUNS_DIR to a directory "
             "that all of them share"
         )
-    with _trusted(path) as file:
+    with trusted(path) as file:
         places = json.loads(file.readline(MAX_PATH_BYTES))
         sys.path[:] = list(dict.fromkeys([*places, *sys.path]))
         try:
-            function, args, kwargs = pickle.load(file)  # noqa: S301 - a file of this user's, see `_trusted`
+            function, args, kwargs = pickle.load(file)  # noqa: S301 - a file of this user's, see `trusted`
         except Exception as error:
             raise ConfigError(
                 f"cannot load the function in a worker ({type(error).__name__}: {error}); make its imports available "
@@ -184,7 +185,7 @@ def _shown(error: BaseException) -> list[str]:
 
 
 def _write_error(path: Path, text: str) -> None:
-    with _written(path) as file:
+    with written(path) as file:
         file.write(text[-MAX_ERROR_CHARS:].encode(errors="replace"))
 
 
@@ -198,9 +199,9 @@ def _paths(directory: Path, attempt: int, rank: int) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[BinaryIO]:
+def written(path: Path) -> Iterator[BinaryIO]:
     """Write a file that only this user can read, atomically."""
-    draft = path.with_name(f".{path.name}.new")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # several machines may write it at once
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:  # noqa: PTH123 - a descriptor
@@ -212,8 +213,9 @@ def _written(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _trusted(path: Path) -> Iterator[BinaryIO]:
-    """
+def trusted(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of this user's.
+
     Raises:
         ConfigError: Another user may have written it.
     """

@@ -58,7 +58,7 @@ def run_call(
         call,
         workers=workers,
         servers=servers,
-        engine=_check_engine(engine),
+        engine=check_engine(engine),
         name=name,
         max_restarts=max_restarts,
         checkpoints=checkpoints,
@@ -91,7 +91,7 @@ def importing_ahead(function: Callable[..., Any], *preload: str) -> Iterator[Non
         yield
 
 
-def _check_engine(name: str) -> Literal["local", "ray"]:
+def check_engine(name: str) -> Literal["local", "ray"]:
     """
     Raises:
         ConfigError: The engine is unknown.

@@ -25,7 +25,7 @@ from strata.coordinator.state.job import DEFAULT_JOB
 from strata.errors import ConfigError, StaleIncarnation, UnknownWorker
 from strata.lifecycle import Home
 from strata.train import function as remote_function
-from strata.train.function_run import preload_of, run_call
+from strata.train.function_run import check_engine, preload_of, run_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ class TrainingOrchestrator:
             coordinator_url: Address of the coordinator; default: start one inside this process.
             checkpoints: Directory or URL for `save` and `restore`.
             hpt_mode: How `tune` searches: "random", "grid", "sobol", "bayesian", "cmaes", "hyperband", "asha",
-                "median", "bohb", or a sampler object of Optuna.
+                "median", "bohb", "pbt", or a sampler object of Optuna.
             checkpoint_options: Arguments for `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
         """
         self.job_id = job_id
@@ -331,6 +331,9 @@ class TrainingOrchestrator:
         metric: str | Sequence[str] = "loss",
         mode: str | Sequence[str] = "min",
         workers: int = 2,
+        workers_per_trial: int = 1,
+        engine: str = "local",
+        nnodes: int = 1,
         timeout: float | None = None,
         max_failures: int = 3,
         name: str = "",
@@ -340,15 +343,20 @@ class TrainingOrchestrator:
         """Call `train_fn(config)` or `train_fn(config, trial)` with many configurations; return the study.
 
         The function reports its objective with `strata.init().report(step=, loss=)` or `trial.report(step=, loss=)`,
-        and may return the final value. Each call is a process of its own on this machine. One that is killed resumes
-        from its last checkpoint, and so does one that the mode pauses and promotes, if the function saves with
-        `ctx.maybe_checkpoint`. With the name of a study that exists, the study continues.
+        and may return the final value. Each call is a process of its own, or several with `workers_per_trial`. A trial
+        that is killed resumes from its last checkpoint, and so does one that the mode pauses and promotes, if the
+        function saves with `ctx.maybe_checkpoint`. With the name of a study that exists, the study continues.
 
         Args:
             space: The configurations to search.
             metric: Name of the objective in reports; several for several objectives.
             mode: "min" or "max", one per objective.
             workers: Number of trials that run at the same time.
+            workers_per_trial: Number of processes that train one configuration together, each with its rank.
+            engine: Where trials run: "local" on this machine, "ray" on the cluster that RAY_ADDRESS names, or on a new
+                one.
+            nnodes: Number of machines. Call `tune` on each of them, with the same name and the address of a
+                coordinator. Several machines must share the directory of runs (STRATA_RUNS_DIR).
             timeout: Seconds after which running trials save and stop. The study can be continued.
             max_failures: Failures of a trial, without progress between them, after which it is given up.
             name: Name of the study; default: a generated one.
@@ -376,6 +384,10 @@ class TrainingOrchestrator:
             metrics=metrics,
             directions=directions,
             workers=workers,
+            workers_per_trial=workers_per_trial,
+            engine=check_engine(engine),
+            nnodes=nnodes,
+            coordinator=self._url or "",
             timeout_s=timeout,
             max_failures=max_failures,
             name=name,

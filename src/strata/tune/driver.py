@@ -2,8 +2,8 @@
 
 It is one asyncio program. Messages of trials, exits of their processes and answers of the sampler become events, which
 one coroutine handles in order: facts are written to the journal before their actions are carried out. Every trial is a
-process of its own, started through the port of nodes as a run of one rank: it has its own job at the coordinator and
-its own checkpoints, so `strata.init()` resumes it without any code for that.
+run of its own, whose processes are started through the port of nodes: it has its own job at the coordinator and its own
+checkpoints, so `strata.init()` resumes it without any code for that.
 """
 
 from __future__ import annotations
@@ -11,28 +11,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass, field
+import re
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from strata.checkpoint.tools.clone import clone, newest
 from strata.clock import SystemClock
-from strata.errors import StrataError
+from strata.errors import NoCheckpoint, StrataError
 from strata.identity import Identity
-from strata.launch.environment import STOPPED, WorkerSpec, worker_environment
+from strata.launch.environment import WorkerSpec
+from strata.launch.nodes.base import RoomChanged
+from strata.tune import endpoint
 from strata.tune import messages as m
+from strata.tune.processes import Process, ProcessGroup
 from strata.tune.state import events as e
 from strata.tune.state.actions import Ask, Finish, Start, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from pathlib import Path
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
+    from strata.checkpoint import CheckpointMetadata
     from strata.clock import Clock
     from strata.coordinator.client import AsyncCoordinatorClient
-    from strata.launch.nodes.base import Node
+    from strata.launch.nodes.shared import SharedNodes
     from strata.launch.protocol import WorkerExit
+    from strata.tune.endpoint import Connection
     from strata.tune.journal import StudyJournal
     from strata.tune.search import Search
     from strata.tune.state.actions import Action, Handled
@@ -40,24 +45,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STOP_S = 60.0
-"""Time for a trial to stop; then its process is killed."""
+"""Time for a trial to stop; then its processes are killed."""
 LAST_MESSAGES_S = 10.0
 """Time to receive what a process has sent before it exited."""
-
-
-@dataclass(slots=True)
-class _Process:
-    """The process of a trial."""
-
-    start: Start
-    launch: int
-    stop: m.StopTrial | None = None
-    writer: asyncio.StreamWriter | None = None
-    is_read: asyncio.Event = field(default_factory=asyncio.Event)
-    """All its messages were received."""
-    result: m.Result | None = None
-    failure: str = ""
-    killer: asyncio.TimerHandle | None = None
+END_S = 300.0
+"""Time for the other ranks of a trial to end after one has returned; then they are killed."""
+ECHO_S = 2.0
+"""Time for the cause to appear after a rank has failed because a peer is gone."""
+NO_ROOM_S = 0.5
+"""Pause before a trial is started again that found no free slot, because a node was lost a moment ago."""
+MAX_CLONES = 5
+"""Attempts to clone the newest checkpoint of a trial that saves and removes checkpoints meanwhile."""
+DROP_JOBS_S = 5.0
+"""Time to remove the jobs of the last trials from the coordinator."""
 
 
 class Driver:
@@ -65,74 +65,91 @@ class Driver:
         self,
         search: Search,
         journal: StudyJournal,
-        node: Node,
+        nodes: SharedNodes,
         client: AsyncCoordinatorClient,
         *,
         coordinator: str,
         directory: Path,
         num_slots: int,
+        workers_per_trial: int = 1,
         timeout_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
+        """
+        Args:
+            num_slots: Largest number of trials at a time.
+        """
         self._search = search
         self._journal = journal
-        self._node = node
+        self._nodes = nodes
         self._client = client
         self._coordinator = coordinator
         self._directory = directory
         self._num_slots = num_slots
+        self._workers_per_trial = workers_per_trial
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
-        self._events: asyncio.Queue[e.Event] = asyncio.Queue()
+        self._events: asyncio.Queue[e.Event | BaseException] = asyncio.Queue()
+        """What has happened; an exception is the failure of a task."""
         self._asks: asyncio.Queue[int] = asyncio.Queue()
-        self._processes: dict[int, _Process] = {}
+        self._groups: dict[int, ProcessGroup] = {}
         """By slot."""
-        self._num_launches = 0
+        self._by_rank: dict[int, ProcessGroup] = {}
+        """By rank at the nodes."""
+        self._num_launches = sum(trial.lease for trial in search.state.trials.values())
         self._tasks: set[asyncio.Task[None]] = set()
-        self._error: asyncio.Event = asyncio.Event()
-        """A task has failed."""
+        self._drops: set[asyncio.Task[None]] = set()
         self._finish: Finish | None = None
+        self._is_population = search.state.spec.scheduler == "pbt"
+        """Trials continue from the checkpoints of others."""
+        self._jobs: dict[int, str] = {}
+        """Job of each trial that has started."""
 
-    async def run(self, socket_path: Path, recovered: Handled | None) -> Finish:
-        """Run until the study ends. `recovered`: what a resumed study begins with."""
-        server = await asyncio.start_unix_server(self._connected, path=socket_path, limit=m.MAX_BYTES)
-        self._spawn(self._answer())
-        self._spawn(self._watch_exits())
-        if self._timeout_s is not None:
-            self._spawn(self._stop_after(self._timeout_s))
-        try:
-            if recovered is not None:
-                self._carry_out(recovered)
-            self._handle(e.Resized(num_slots=self._num_slots))
-            while self._finish is None:
-                event = await self._next_event()
-                self._handle(event)
-                if isinstance(event, e.Reported):
-                    self._let_continue(event)
-            return self._finish
-        finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            for process in self._processes.values():
-                if process.killer is not None:
-                    process.killer.cancel()
-            await self._node.close()
+    async def run(
+        self,
+        place: Path,
+        recovered: Handled | None,
+        *,
+        publish: Callable[[m.Endpoint], None],
+        host: str = "",
+    ) -> Finish:
+        """Run until the study ends.
 
-    async def _next_event(self) -> e.Event:
-        """Return the next event; raise the error of a task that has failed."""
-        waits = [asyncio.ensure_future(self._events.get()), asyncio.ensure_future(self._error.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for task in [each for each in self._tasks if each.done()]:
-                task.result()
-            event = waits[0].result()
-            assert not isinstance(event, bool)
-            return event
-        finally:
-            for each in waits:
-                each.cancel()
+        Args:
+            place: Directory for sockets and secrets, which only this user can enter.
+            recovered: What a resumed study begins with.
+            publish: Called with the endpoint before the first trial starts.
+            host: Address of this machine that other machines reach; empty: all nodes are on this one.
+        """
+        async with endpoint.serve(self._connected, place, host=host) as found:
+            publish(found)
+            self._spawn(self._answer())
+            self._spawn(self._watch_nodes())
+            if self._timeout_s is not None:
+                self._spawn(self._stop_after(self._timeout_s))
+            try:
+                if recovered is not None:
+                    self._carry_out(recovered)
+                    self._spawn(self._drop_old_jobs())
+                self._handle(self._resized())
+                while self._finish is None:
+                    event = await self._events.get()
+                    if isinstance(event, BaseException):
+                        raise event
+                    self._handle(event)
+                return self._finish
+            finally:
+                await self._close()
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for group in self._groups.values():
+            if group.killer is not None:
+                group.killer.cancel()
+        if self._drops:
+            await asyncio.wait(self._drops, timeout=DROP_JOBS_S)
 
     def _handle(self, event: e.Event) -> None:
         self._carry_out(self._search.handle(event, now_s=self._clock.wall_s()))
@@ -144,116 +161,190 @@ class Driver:
         self._journal.append(handled.facts, is_durable=is_durable)
         for action in handled.actions:
             self._act(action)
+        ends = (
+            each for each in handled.facts if isinstance(each, e.Finished | e.Failed | e.Lost | e.Stopped | e.Pruned)
+        )
+        for trial in dict.fromkeys(each.trial for each in ends):
+            self._drop_job_if_over(trial)
 
     def _act(self, action: Action) -> None:
         match action:
             case Ask(trial):
                 self._asks.put_nowait(trial)
             case Start():
-                self._num_launches += 1
-                self._processes[action.slot] = process = _Process(action, self._num_launches)
-                self._spawn(self._launch(process))
+                self._start(action)
             case Stop():
                 self._stop(action)
             case Finish():
                 self._finish = action
 
+    def _resized(self) -> e.Resized:
+        """Return how many trials the nodes have room for, and which have lost their nodes."""
+        lost = [
+            group.start.trial
+            for group in self._groups.values()
+            if any(each.is_node_lost for each in group.exits)
+            and self._search.state.trials[group.start.trial].lease == group.start.lease
+        ]
+        num_slots = min(self._nodes.room // self._workers_per_trial, self._num_slots)
+        return e.Resized(num_slots=num_slots, lost=tuple(lost))
+
     # -- processes -------------------------------------------------------------------------------------------------
 
-    async def _launch(self, process: _Process) -> None:
-        slot = process.start.slot
-        size = max(self._num_slots, slot + 1)
-        identity = Identity(
-            run=self._search.state.spec.name,
-            attempt=process.launch,
-            rank=slot,
-            local_rank=slot,
-            world_size=size,
-            local_world_size=size,
-        )
-        await self._node.launch([WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints="none")])
+    def _start(self, action: Start) -> None:
+        job = self.job_of(action.trial)
+        if self._jobs.setdefault(action.trial, job) != job:
+            self._drop_job(self._jobs[action.trial])
+            self._jobs[action.trial] = job
+        self._num_launches += 1
+        first = action.slot * self._workers_per_trial
+        processes = {first + rank: Process(rank) for rank in range(self._workers_per_trial)}
+        group = ProcessGroup(action, self._num_launches, processes)
+        self._groups[action.slot] = group
+        self._by_rank |= dict.fromkeys(processes, group)
+        self._spawn(self._launch(group, range(first, first + len(processes))))
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        process = None
-        try:
-            hello = await _receive(reader)
-            if isinstance(hello, m.Hello):
-                process = self._processes.get(hello.slot)
-            if process is None or process.launch != hello.launch:  # type: ignore[union-attr] # a `Hello`, then
-                process = None
-                return
-            process.writer = writer
-            writer.write(m.encode(process.stop or await self._order(process.start)))
-            while (message := await _receive(reader)) is not None:
-                self._received(process, message)
-        except (OSError, msgspec.DecodeError, ValueError) as error:
-            log.warning("lost the connection to a trial: %s", error)
-        finally:
-            if process is not None:
-                process.writer = None
-                process.is_read.set()
-            writer.close()
-
-    async def _order(self, start: Start) -> m.Order:
-        checkpoints = self._directory / "trials" / f"{start.trial:05}" / "checkpoints"
-        identity = Identity(
-            run=self.job_of(start.trial), attempt=start.lease - 1, master_port=await self._node.free_port()
-        )
-        spec = WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints=str(checkpoints))
-        metrics = self._search.state.spec.metrics
-        return m.Order(trial=start.trial, config=start.config, metrics=metrics, environment=worker_environment(spec))
-
-    def _received(self, process: _Process, message: m.FromTrial) -> None:
-        trial, lease = process.start.trial, process.start.lease
-        match message:
-            case m.Report(step=step, values=values):
-                self._events.put_nowait(e.Reported(trial=trial, lease=lease, step=step, values=values))
-            case m.Result():
-                process.result = message
-            case m.Failure(reason=reason):
-                process.failure = reason
-
-    def _let_continue(self, report: e.Reported) -> None:
-        """Answer a report, unless the trial was asked to stop, which is an answer too."""
-        slot = self._search.state.trials[report.trial].slot
-        process = self._processes.get(slot) if slot is not None else None
-        if process is None or (process.start.trial, process.start.lease) != (report.trial, report.lease):
+    async def _launch(self, group: ProcessGroup, ranks: range) -> None:
+        placement = await self._nodes.place(ranks)
+        if placement is None:
             return
-        if process.stop is None and process.writer is not None:
-            process.writer.write(m.encode(m.Continue()))
+        await self._seed(group.start)
+        group.identities = placement.identities
+        identity = Identity(run=self._search.state.spec.name, attempt=group.launch)
+        spec = WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints="none")
+        await self._nodes.start(placement, spec)
+
+    async def _connected(self, hello: m.Hello, connection: Connection) -> None:
+        group = self._by_rank.get(hello.rank)
+        process = group.processes.get(hello.rank) if group is not None else None
+        if group is None or process is None or group.launch != hello.launch or process.exit is not None:
+            return
+        if process.connection is not None:
+            process.connection.close()  # broken, though we have not noticed yet
+        process.connection = connection
+        process.is_read.clear()
+        connection.send(self._order(group, process.rank))
+        if group.stop is not None:
+            connection.send(group.stop)
+        try:
+            async for message in connection.messages():
+                self._received(group, process, message)
+        except Exception as error:  # noqa: BLE001 - `run` raises it
+            self._events.put_nowait(error)
+        finally:
+            if process.connection is connection:
+                process.connection = None
+                process.is_read.set()
+
+    def _order(self, group: ProcessGroup, rank: int) -> m.Order:
+        start = group.start
+        identity = replace(group.identities[rank], run=self.job_of(start.trial), attempt=start.lease - 1)
+        checkpoints = self._checkpoints(start.trial)
+        return m.Order(
+            trial=start.trial,
+            lease=start.lease,
+            config=start.config,
+            metrics=self._search.state.spec.metrics,
+            worker=WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints=str(checkpoints)),
+        )
+
+    def _checkpoints(self, number: int) -> Path:
+        """Return where a trial saves: a new directory each time that it continues from another trial."""
+        trial = self._search.state.trials[number]
+        suffix = f"-{trial.origin:03}" if trial.origin else ""
+        return self._directory / "trials" / f"{number:05}" / f"checkpoints{suffix}"
+
+    async def _seed(self, start: Start) -> None:
+        """Give a trial that continues from another one a clone of its checkpoint, unless it has one: then it was
+        started again since.
+        """
+        directory = self._checkpoints(start.trial)
+        if not self._search.state.trials[start.trial].origin or directory.exists():
+            return
+        clone = await asyncio.to_thread(_clone, start.checkpoint, directory)
+        if clone is None:
+            log.warning("trial %d begins anew: checkpoint %s is gone", start.trial, start.checkpoint)
+        else:
+            saved = e.Saved(trial=start.trial, lease=start.lease, step=clone.step, checkpoint=clone.path)
+            self._events.put_nowait(saved)
+
+    def _received(self, group: ProcessGroup, process: Process, message: m.FromTrial) -> None:
+        if isinstance(message, m.Hello) or message.lease != group.start.lease:
+            return
+        if message.number > process.number:  # else it was sent again, because our answer was lost
+            process.number = message.number
+            match message:
+                case m.Report(step=step, values=values):
+                    trial, lease = group.start.trial, group.start.lease
+                    self._handle(e.Reported(trial=trial, lease=lease, step=step, values=values))
+                case m.Result():
+                    group.result = message
+                case m.Failure(reason=reason):
+                    group.failure = group.failure or reason
+        if process.connection is not None:
+            process.connection.send(m.Answer(number=message.number))
 
     def _stop(self, action: Stop) -> None:
-        process = self._processes[action.slot]
-        process.stop = m.StopTrial(reason=action.reason, is_saving=action.is_saving)
-        if process.writer is not None:
-            process.writer.write(m.encode(process.stop))
-        loop = asyncio.get_running_loop()
-        process.killer = loop.call_later(STOP_S, self._node.kill, [action.slot])
+        group = self._groups[action.slot]
+        group.stop = m.StopTrial(reason=action.reason, is_saving=action.is_saving)
+        for process in group.processes.values():
+            if process.connection is not None:
+                process.connection.send(group.stop)
+        self._kill_after(group, STOP_S)
+        if self._is_population and action.is_saving:
+            self._spawn(self._ask_others_to_save(action.trial))
 
-    async def _watch_exits(self) -> None:
+    async def _ask_others_to_save(self, number: int) -> None:
+        """Let the other trials save: one that pauses may continue from any of them."""
+        for trial in self._search.state.running:
+            if trial.number != number:
+                with contextlib.suppress(StrataError):
+                    reason = f"trial {number} may continue from here"
+                    await self._client.send_command("CHECKPOINT_NOW", job_id=self.job_of(trial.number), reason=reason)
+
+    def _kill_after(self, group: ProcessGroup, delay_s: float) -> None:
+        if group.killer is None:
+            group.killer = asyncio.get_running_loop().call_later(delay_s, self._kill, group)
+
+    def _kill(self, group: ProcessGroup) -> None:
+        for rank in group.running:
+            group.processes[rank].is_killed = True
+        self._nodes.kill(group.launch, group.running)
+
+    async def _watch_nodes(self) -> None:
         while True:
-            exited = await self._node.next_exit()
-            self._spawn(self._exited(self._processes[exited.rank], exited))
+            event = await self._nodes.next_event()
+            if isinstance(event, RoomChanged):
+                log.info("%s", event.why)
+                self._events.put_nowait(self._resized())
+            else:
+                self._exited(self._by_rank[event.rank], event)
 
-    async def _exited(self, process: _Process, exited: WorkerExit) -> None:
-        """Turn the end of a process into an event, once its last messages and its checkpoint are known."""
-        if process.killer is not None:
-            process.killer.cancel()
-        if process.writer is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.is_read.wait(), LAST_MESSAGES_S)
-        trial, lease = process.start.trial, process.start.lease
-        await self._find_checkpoint(trial, lease)
-        if exited.code == 0:
-            values = process.result.values if process.result is not None else None
-            self._events.put_nowait(e.Finished(trial=trial, lease=lease, values=values))
-        elif exited.code == STOPPED:
-            self._events.put_nowait(e.Stopped(trial=trial, lease=lease))
-        elif exited.code < 0:
-            self._events.put_nowait(e.Lost(trial=trial, lease=lease, reason=exited.how))
+    def _exited(self, group: ProcessGroup, exited: WorkerExit) -> None:
+        group.processes[exited.rank].exit = exited
+        if group.is_over:
+            if group.killer is not None:
+                group.killer.cancel()
+            self._spawn(self._ended(group))
+        elif not group.others_follow:
+            self._kill(group)
         else:
-            reason = process.failure or exited.how
-            self._events.put_nowait(e.Failed(trial=trial, lease=lease, reason=reason))
+            self._kill_after(group, ECHO_S if exited.is_echo else END_S)
+
+    async def _ended(self, group: ProcessGroup) -> None:
+        """Turn the ends of all processes into an event, once their last messages and the checkpoint are known."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_MESSAGES_S):
+                for process in group.processes.values():
+                    if process.connection is not None:
+                        await process.is_read.wait()
+        if not group.identities:
+            await asyncio.sleep(NO_ROOM_S)
+        await self._find_checkpoint(group.start.trial, group.start.lease)
+        if self._is_population:
+            for trial in self._search.state.running:
+                await self._find_checkpoint(trial.number, trial.lease)
+        self._events.put_nowait(group.outcome())
 
     async def _find_checkpoint(self, trial: int, lease: int) -> None:
         """A coordinator that cannot answer changes nothing: the trial itself finds its checkpoint when it resumes."""
@@ -263,9 +354,39 @@ class Driver:
                 path, step = found.checkpoint.path, found.checkpoint.step
                 self._events.put_nowait(e.Saved(trial=trial, lease=lease, step=step, checkpoint=path))
 
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
     def job_of(self, trial: int) -> str:
-        """Return the job of a trial at the coordinator."""
-        return f"{self._search.state.spec.name}.{trial}"
+        """Return the job of a trial at the coordinator: a new one each time that it continues from another trial."""
+        origin = self._search.state.trials[trial].origin
+        return f"{self._search.state.spec.name}.{trial}" + (f"-{origin}" if origin else "")
+
+    def _drop_job_if_over(self, number: int) -> None:
+        trial = self._search.state.trials[number]
+        if trial.is_over and trial.lease:
+            self._drop_job(self.job_of(number))
+
+    def _drop_job(self, job: str) -> None:
+        """Remove a job whose processes have exited: a coordinator keeps jobs for ever."""
+
+        async def drop() -> None:
+            with contextlib.suppress(StrataError):
+                await self._client.drop_job(job, force=True, reason="the trial has ended")
+
+        task = asyncio.create_task(drop())
+        self._drops.add(task)
+        task.add_done_callback(self._drops.discard)
+
+    async def _drop_old_jobs(self) -> None:
+        """Remove the jobs of trials that had ended, or had continued from others, when an earlier driver was killed."""
+        trials = self._search.state.trials
+        ours = re.compile(rf"{re.escape(self._search.state.spec.name)}\.(\d+)(-\d+)?")
+        with contextlib.suppress(StrataError):
+            for job in await self._client.list_jobs():
+                found = ours.fullmatch(job.job_id)
+                trial = trials.get(int(found[1])) if found is not None else None
+                if trial is not None and (trial.is_over or job.job_id != self.job_of(trial.number)):
+                    self._drop_job(job.job_id)
 
     # -- the sampler and the time ----------------------------------------------------------------------------------
 
@@ -281,15 +402,22 @@ class Driver:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is None:
-            self._tasks.discard(task)
-        else:
-            self._error.set()
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._events.put_nowait(error)
 
 
-async def _receive(reader: asyncio.StreamReader) -> m.FromTrial | None:
-    line = await reader.readline()
-    return m.from_trial.decode(line) if line.endswith(b"\n") else None
+def _clone(checkpoint: str, directory: Path) -> CheckpointMetadata | None:
+    """Clone a checkpoint, or the newest one beside it if it was removed; return None if there is none."""
+    found: Path | None = Path(checkpoint)
+    for _ in range(MAX_CLONES):
+        if found is None:
+            break
+        with contextlib.suppress(NoCheckpoint):
+            return clone(found, directory)
+        found = newest(Path(checkpoint).parent)
+    return None

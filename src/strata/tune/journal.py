@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+JOURNAL = "study.jsonl"
+"""Its name in the directory of a study."""
 MAX_LINE_BYTES = 256 << 10
 MAX_BYTES = 4 << 30
 """A study of 100,000 trials with 100 reports each takes about a quarter of this."""

@@ -1,17 +1,30 @@
-"""Messages between the driver of a study and the process of a trial, as JSON lines on a Unix socket.
+"""Messages between the driver of a study and the processes of a trial, as JSON lines over a connection.
 
-The driver answers every report, with `Continue` or `StopTrial`. The process reads the answer only before its next
-report: so it never waits for a decision while it could train, and a stop always takes effect one report later, however
-busy the machine is.
+The driver answers every message but the first with `Answer`. The process reads the answer only before its next report:
+so it never waits for a decision while it could train, and a stop always takes effect one report later, however busy the
+machine is. A message without an answer is sent again over a new connection; its number tells whether it has arrived.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from strata.launch.environment import WorkerSpec  # noqa: TC001 - msgspec evaluates it
 from strata.tune.state.events import Values  # noqa: TC001 - msgspec evaluates it
 
 MAX_BYTES = 256 << 10
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to reach the driver."""
+
+    address: str
+    ca: str = ""
+    """Certificate of the authority that signed the driver's, as PEM; empty: no TLS, on a Unix socket."""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.address!r}, …)"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind", omit_defaults=True):
@@ -22,24 +35,32 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="ki
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """The first message: which process this is."""
+    """The first message of a connection: which process this is. Answered with `Order` or `StopTrial`."""
 
-    slot: int
     launch: int
+    rank: int
+    """Rank at the nodes, which tells the running processes of a study apart."""
+    token: str = ""
 
 
-class Report(Message, frozen=True, kw_only=True):
+class Numbered(Message, frozen=True, kw_only=True):
+    lease: int
+    number: int
+    """Messages of a process are numbered from 1."""
+
+
+class Report(Numbered, frozen=True, kw_only=True):
     step: int
     values: Values
 
 
-class Result(Message, frozen=True, kw_only=True):
+class Result(Numbered, frozen=True, kw_only=True):
     """The function has returned."""
 
     values: Values | None = None
 
 
-class Failure(Message, frozen=True, kw_only=True):
+class Failure(Numbered, frozen=True, kw_only=True):
     """The function has raised."""
 
     reason: str
@@ -49,28 +70,31 @@ class Failure(Message, frozen=True, kw_only=True):
 
 
 class Order(Message, frozen=True, kw_only=True):
-    """The answer to `Hello`: what to run."""
+    """What to run."""
 
     trial: int
+    lease: int
     config: dict[str, bool | int | float | str | None]
     metrics: tuple[str, ...]
-    environment: dict[str, str]
-    """Variables that make this process the only rank of a run of its own."""
+    worker: WorkerSpec
+    """Rank of a run of its own that this process takes on. The coordinator's address is the process's own."""
 
 
-class Continue(Message, frozen=True, kw_only=True):
-    """The answer to a report."""
+class Answer(Message, frozen=True, kw_only=True):
+    """The messages up to this number have arrived."""
+
+    number: int
 
 
 class StopTrial(Message, frozen=True, kw_only=True):
-    """Also the answer to a report, and to all later ones."""
+    """Stop at the next report. No answer follows."""
 
     reason: str
     is_saving: bool
 
 
 FromTrial = Hello | Report | Result | Failure
-ToTrial = Order | Continue | StopTrial
+ToTrial = Order | Answer | StopTrial
 
 _encoder = msgspec.json.Encoder()
 from_trial: msgspec.json.Decoder[FromTrial] = msgspec.json.Decoder(FromTrial)

@@ -23,6 +23,7 @@ MODES = {
     "asha": Mode("random", "asha"),
     "median": Mode("random", "median"),
     "bohb": Mode("tpe", "hyperband"),
+    "pbt": Mode("random", "pbt"),
 }
 
 

@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from strata.clock import SystemClock
 from strata.errors import ConfigError, RunFailed
-from strata.lifecycle import interrupted
-from strata.tune.journal import StudyJournal, read_journal
+from strata.tune.journal import JOURNAL, StudyJournal, read_journal
 from strata.tune.modes import find_mode
 from strata.tune.search import Search, scheduler_of
 from strata.tune.space import SearchSpace
@@ -28,10 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.launch.record.directory import RunDirectory
+    from strata.launch.spec import RunSpec
     from strata.tune.state.trial import Trial
 
-JOURNAL = "study.jsonl"
 WORKER = "strata.tune.worker"
+PRELOAD = (WORKER, "cloudpickle")
+"""Modules that every trial needs, imported once: they take longer than the fork."""
 FIXED = ("space", "metrics", "directions", "sampler", "scheduler", "scheduler_options", "seed")
 """What cannot change when a study is continued."""
 
@@ -141,6 +142,10 @@ def tune(
     metrics: Sequence[str],
     directions: Sequence[str],
     workers: int,
+    workers_per_trial: int,
+    engine: Literal["local", "ray"],
+    nnodes: int,
+    coordinator: str,
     timeout_s: float | None,
     max_failures: int,
     name: str,
@@ -149,10 +154,29 @@ def tune(
     """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors."""
     if not isinstance(space, SearchSpace) or not space.parameters:  # type: ignore[redundant-expr]
         raise ConfigError("space has no parameters; add some with SearchSpace().add_float(…)", field="space")
-    if workers < 1:
-        raise ConfigError(f"workers={workers} must be 1 or more", field="workers")
+    for field, number in {"workers": workers, "workers_per_trial": workers_per_trial, "nnodes": nnodes}.items():
+        if number < 1:
+            raise ConfigError(f"{field}={number} must be 1 or more", field=field)
+    if nnodes > 1 and not coordinator:
+        raise ConfigError(
+            "several machines need a coordinator; start one with `strata coordinator`, and pass its address: "
+            "TrainingOrchestrator('HOST:PORT')",
+            field="nnodes",
+        )
+    if nnodes > 1 and not name:
+        raise ConfigError(
+            "several machines need a name for the study; pass the same name= on all of them", field="name"
+        )
     chosen, sampler = find_mode(mode)
-    directory = _directory(train_fn, name, workers)
+    directory = _directory(
+        train_fn,
+        name,
+        num_processes=workers * workers_per_trial,
+        at_least=workers_per_trial,
+        engine=engine,
+        nnodes=nnodes,
+        coordinator=coordinator,
+    )
     spec = e.StudySpec(
         name=directory.name,
         space=space.to_dict(),
@@ -168,7 +192,15 @@ def tune(
     )
 
     def work() -> Finish:
-        return _run(directory, spec, workers, timeout_s, sampler)
+        from strata.tune.engine import Engine  # noqa: PLC0415 - heavy
+
+        return Engine(
+            directory,
+            lambda journal: _opened(journal, spec, sampler),
+            num_slots=workers,
+            workers_per_trial=workers_per_trial,
+            timeout_s=timeout_s,
+        ).run()
 
     if _is_in_loop():  # as in a notebook
         with ThreadPoolExecutor(1, thread_name_prefix="strata-tune") as pool:
@@ -181,7 +213,16 @@ def tune(
     return study
 
 
-def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDirectory:
+def _directory(
+    train_fn: Callable[..., Any],
+    name: str,
+    *,
+    num_processes: int,
+    at_least: int,
+    engine: Literal["local", "ray"],
+    nnodes: int,
+    coordinator: str,
+) -> RunDirectory:
     """Create or open the directory of a study, with the function in it.
 
     Raises:
@@ -198,15 +239,20 @@ def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDire
     spec = RunSpec(
         name=chosen,
         script=WORKER,
-        arguments=(),
+        arguments=(str(place / "call"),),
         is_module=True,
-        workers=Size(workers, workers),
+        workers=Size(at_least, num_processes),
         directory=str(Path.cwd()),
         checkpoints=str(place / "trials"),
-        preload=preload_of(train_fn),
+        preload=(*preload_of(train_fn), *PRELOAD),
         function=getattr(train_fn, "__qualname__", type(train_fn).__name__),
+        engine=engine,
+        num_nodes=nnodes,
+        coordinator=coordinator,
     )
-    if is_new:
+    if nnodes > 1:
+        directory = _shared_directory(spec)
+    elif is_new:
         directory = runs.create(spec)
     else:
         StudyJournal(place / JOURNAL).close()  # raises if the study is running
@@ -216,48 +262,16 @@ def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDire
     return directory
 
 
-def _run(
-    directory: RunDirectory, spec: e.StudySpec, num_slots: int, timeout_s: float | None, sampler: object
-) -> Finish:
-    import msgspec  # noqa: PLC0415
+def _shared_directory(spec: RunSpec) -> RunDirectory:
+    """Create or open the directory of a study that several machines run; one of them may do so already."""
+    from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
 
-    from strata.coordinator.config import CoordinatorConfig  # noqa: PLC0415 - heavy
-    from strata.coordinator.embedded import EmbeddedCoordinator  # noqa: PLC0415
-    from strata.launch.record.directory import RunDirectory, RunStatus  # noqa: PLC0415
-    from strata.launch.run import LEASE  # noqa: PLC0415
-    from strata.train.function import FUNCTION  # noqa: PLC0415
-    from strata.transport import sockets  # noqa: PLC0415
-
-    with (
-        directory.lock(),
-        StudyJournal(directory.path / JOURNAL) as journal,
-        sockets.place() as place,
-        EmbeddedCoordinator(
-            CoordinatorConfig(state=str(directory.journal), lease=LEASE), listen=f"unix:{place.path}/coordinator.sock"
-        ) as coordinator,
-    ):
-        search, recovered = _opened(journal, spec, sampler)
-        arguments = (str(directory.path / "call" / FUNCTION), f"{place.path}/trials")
-        here = RunDirectory(directory.path, msgspec.structs.replace(directory.spec, arguments=arguments))
-        status = RunStatus.of_this_process(now_s=SystemClock().wall_s())
-        here.write_status(msgspec.structs.replace(status, state="running"))
-        outcome = "stopped"
-        try:
-            finish = asyncio.run(
-                _drive(search, journal, here, coordinator.address, place.path, num_slots, timeout_s, recovered)
-            )
-            outcome = "done" if finish.is_complete else "stopped"
-        except KeyboardInterrupt:
-            raise interrupted(
-                f"study {directory.name} was interrupted; call tune with name={directory.name!r} to continue it"
-            ) from None
-        except Exception:
-            outcome = "failed"
+    try:
+        return runs.create(spec)
+    except ConfigError:
+        if not (runs.root() / spec.name).exists():
             raise
-        finally:
-            ended = msgspec.structs.replace(status, state=outcome, updated_at_s=SystemClock().wall_s())
-            here.write_status(ended)
-        return finish
+        return runs.RunDirectory(runs.root() / spec.name, spec)
 
 
 def _opened(journal: StudyJournal, spec: e.StudySpec, sampler: object) -> tuple[Search, Handled | None]:
@@ -282,39 +296,6 @@ def _opened(journal: StudyJournal, spec: e.StudySpec, sampler: object) -> tuple[
         more = search.handle(e.Extended(num_trials=spec.num_trials), now_s=SystemClock().wall_s())
         recovered = Handled(more.facts, recovered.actions + more.actions)
     return search, recovered
-
-
-async def _drive(
-    search: Search,
-    journal: StudyJournal,
-    directory: RunDirectory,
-    coordinator: str,
-    place: Path,
-    num_slots: int,
-    timeout_s: float | None,
-    recovered: Handled | None,
-) -> Finish:
-    from strata.coordinator.client import AsyncCoordinatorClient  # noqa: PLC0415
-    from strata.launch.nodes.local import LocalNode  # noqa: PLC0415
-    from strata.tune.driver import Driver  # noqa: PLC0415
-
-    ended = search.state.ended
-    if ended is not None:
-        return Finish(ended.reason, ended.is_complete)
-    node = LocalNode(directory, slots=num_slots)
-    await node.prepare()
-    async with AsyncCoordinatorClient(coordinator) as client:
-        driver = Driver(
-            search,
-            journal,
-            node,
-            client,
-            coordinator=coordinator,
-            directory=directory.path,
-            num_slots=num_slots,
-            timeout_s=timeout_s,
-        )
-        return await driver.run(place / "trials", recovered)
 
 
 def _is_in_loop() -> bool:

@@ -1,36 +1,40 @@
-"""The process of a trial: it receives its configuration, calls the training function, and reports to the driver.
+"""A process of a trial: it receives its configuration, calls the training function, and reports to the driver.
 
 It is forked from a warm process, so its start takes milliseconds. Reports of `trial.report` and of any context of
-`strata.init()` go to the driver as they come. What it decides takes effect at the next report: a pruned trial exits
-there, and one that will be continued saves first, if its function saves at all.
+`strata.init()` go to the driver as they come; of several ranks, rank 0 reports. What the driver decides takes effect at
+the next report: a pruned trial exits there, and one that will be continued saves first, if its function saves at all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import os
-import socket
 import sys
-import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from strata.errors import ConfigError, InvalidArgument
-from strata.launch.environment import STOPPED, read_environment
+from strata.launch.environment import STOPPED, read_environment, worker_environment
 from strata.train import context as contexts
-from strata.train.function import read_call
+from strata.train.function import FUNCTION, read_call, trusted, written
 from strata.tune import messages as m
+from strata.tune.link import DriverLost, Link
+from strata.tune.processes import UNREACHABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from strata.train.context import Context
     from strata.tune.state.events import Values
 
-ANSWER_S = 60.0
-"""Longest wait for the answer to a report; then training continues without."""
+ENDPOINT = "driver.json"
+"""File beside the training function that has the address and the credentials of the driver."""
 SAVE_S = 30.0
 """Time for a trial to save after it was asked to; then it stops at its next report without."""
 
@@ -38,9 +42,11 @@ SAVE_S = 30.0
 class RunningTrial:
     """What a training function may receive as its second argument."""
 
-    def __init__(self, order: m.Order, link: _Link) -> None:
+    def __init__(self, order: m.Order, link: Link) -> None:
         self.number = order.trial
         self.config = dict(order.config)
+        self.rank = order.worker.identity.rank
+        self.world_size = order.worker.identity.world_size
         self._metrics = order.metrics
         self._link = link
         self._asked_s: float | None = None
@@ -48,7 +54,8 @@ class RunningTrial:
         """Objectives of the last report."""
 
     def report(self, *, step: int, **metrics: float) -> None:
-        """Report metrics, the objective among them. Exits if the trial is to stop.
+        """Report metrics, the objective among them. Exits if the trial is to stop. Of several ranks, the values of
+        rank 0 count.
 
         Raises:
             InvalidArgument: The step is negative.
@@ -64,12 +71,12 @@ class RunningTrial:
         self._send(context.step, metrics)
 
     def _send(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._metrics[0] in metrics:
+        if self.rank == 0 and self._metrics[0] in metrics:
             self.last_values = tuple(_finite(metrics.get(name)) for name in self._metrics)
-            self._link.send(m.Report(step=step, values=self.last_values))
+            self._link.report(step, self.last_values)
 
     def _stop_if_asked(self, context: Context | None) -> None:
-        stop = self._link.answer()
+        stop = self._link.answer() if self.rank == 0 else None  # the other ranks end with rank 0
         if stop is None:
             return
         if stop.is_saving and context is not None:
@@ -81,70 +88,64 @@ class RunningTrial:
         raise SystemExit(STOPPED)
 
 
-class _Link:
-    """The connection to the driver. A thread receives."""
-
-    def __init__(self, path: str) -> None:
-        self._stop: m.StopTrial | None = None
-        self._num_open = 0
-        """Reports without an answer."""
-        self._answered = threading.Condition()
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
-        self._lines = self._socket.makefile("rb")
-        self._sending = threading.Lock()
-
-    def send(self, message: m.FromTrial) -> None:
-        if isinstance(message, m.Report):
-            with self._answered:
-                self._num_open += 1
-        with self._sending:
-            self._socket.sendall(m.encode(message))
-
-    def answer(self) -> m.StopTrial | None:
-        """Wait until all reports are answered; return the request to stop, if there is one."""
-        with self._answered:
-            if not self._answered.wait_for(lambda: self._stop is not None or self._num_open == 0, ANSWER_S):
-                self._num_open = 0
-            return self._stop
-
-    def receive(self) -> m.ToTrial | None:
-        line = self._lines.readline(m.MAX_BYTES)
-        return m.to_trial.decode(line) if line else None
-
-    def listen(self) -> None:
-        threading.Thread(target=self._listen, name="strata-trial", daemon=True).start()
-
-    def _listen(self) -> None:
-        while (message := self.receive()) is not None:
-            with self._answered:
-                if isinstance(message, m.StopTrial):
-                    self._stop = message
-                self._num_open = max(0, self._num_open - 1)
-                self._answered.notify()
-
-
 def main() -> None:
     spec = read_environment(os.environ)
-    if spec is None or len(sys.argv) != 3:
+    if spec is None or len(sys.argv) != 2:
         raise ConfigError("this module runs trials of a study only; call TrainingOrchestrator.tune()")
-    link = _Link(sys.argv[2])
-    link.send(m.Hello(slot=spec.identity.rank, launch=spec.identity.attempt))
-    order = link.receive()
-    if not isinstance(order, m.Order):  # stopped before it began
-        raise SystemExit(STOPPED)
-    link.listen()
-    os.environ.update(order.environment)
-    trial = RunningTrial(order, link)
-    contexts.listen(trial.reported)
+    call = Path(sys.argv[1])
+    with _leaving_if_lost():
+        link = Link(read_endpoint(call), m.Hello(launch=spec.identity.attempt, rank=spec.identity.rank))
+        order = link.begin()
+        if order is None:
+            raise SystemExit(STOPPED)
+        os.environ.update(worker_environment(replace(order.worker, coordinator=spec.coordinator)))
+        trial = RunningTrial(order, link)
+        contexts.listen(trial.reported)
+        try:
+            function = read_call(call / FUNCTION).function
+            result = function(trial.config, trial) if takes_trial(function) else function(trial.config)
+            values = _values(result, order.metrics)
+        except DriverLost:
+            raise
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+            values = None
+        except Exception as error:
+            link.fail(f"{type(error).__name__}: {error}"[:2_000])
+            raise
+        if trial.rank == 0:
+            link.finish(values if values is not None else trial.last_values)
+
+
+@contextlib.contextmanager
+def _leaving_if_lost() -> Iterator[None]:
     try:
-        function = read_call(Path(sys.argv[1])).function
-        result = function(trial.config, trial) if takes_trial(function) else function(trial.config)
-        values = _values(result, order.metrics)
-    except Exception as error:
-        link.send(m.Failure(reason=f"{type(error).__name__}: {error}"[:2_000]))
-        raise
-    link.send(m.Result(values=values if values is not None else trial.last_values))
+        yield
+    except DriverLost as error:
+        print(f"strata: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(UNREACHABLE) from None
+
+
+def write_endpoint(call: Path, endpoint: m.Endpoint) -> None:
+    """Store how to reach the driver, where only this user can read it."""
+    with written(call / ENDPOINT) as file:
+        file.write(msgspec.json.encode(endpoint))
+
+
+def read_endpoint(call: Path) -> m.Endpoint:
+    """
+    Raises:
+        ConfigError: It is not on this machine, or other users can write to it.
+    """
+    try:
+        with trusted(call / ENDPOINT) as file:
+            return msgspec.json.decode(file.read(m.MAX_BYTES), type=m.Endpoint)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{call / ENDPOINT} is not on this machine; to run trials on several machines, set STRATA_RUNS_DIR to a "
+            "directory that all of them share"
+        ) from None
 
 
 def takes_trial(function: Callable[..., Any]) -> bool:

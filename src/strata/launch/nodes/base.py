@@ -225,7 +225,7 @@ class Nodes:
         if listener is not asyncio.current_task():
             listener.cancel()
         for rank in [rank for rank, at in self._at.items() if at is node]:
-            self._ended(WorkerExit(rank, LOST, f"node {name} is lost: {why}"))
+            self._ended(WorkerExit(rank, LOST, f"node {name} is lost: {why}", is_node_lost=True))
         self._report_room(f"node {name} is lost: {why}")
 
     def _add(self, node: Node) -> None:

@@ -24,7 +24,7 @@ import threading
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from strata._version import __version__
 from strata.errors import ConfigError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from strata.launch.spec import RunSpec
 
 log = logging.getLogger(__name__)
+N = TypeVar("N", bound=Nodes)
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 << 20
 """Size of the object store of a cluster that we start: we do not use it, and Ray accepts no less."""
@@ -154,11 +155,13 @@ class RayCluster:
         self._num_expected = num_expected
 
     @contextlib.asynccontextmanager
-    async def nodes(self, directory: RunDirectory) -> AsyncIterator[Nodes]:
-        """Yield the nodes that have joined. Others join later, also as replacements of lost ones."""
-        reservations = _Reservations(directory, self, is_shipped=self._is_shipped)
+    async def nodes(self, directory: RunDirectory, kind: type[N]) -> AsyncIterator[N]:
+        """Yield the nodes that have joined, as an object of this kind. Others join later, also as replacements of lost
+        ones.
+        """
+        reservations = _Reservations(directory, self, is_shipped=self._is_shipped, are_shared=kind is not Nodes)
         try:
-            yield await reservations.fill(self._num_expected)
+            yield await reservations.fill(self._num_expected, kind)
         finally:
             await reservations.release()
 
@@ -308,7 +311,11 @@ class _Bundle(NamedTuple):
 class _Reservations:
     """A bundle for each possible worker, with an actor in each, which is replaced when it is lost."""
 
-    def __init__(self, directory: RunDirectory, cluster: RayCluster, *, is_shipped: bool) -> None:
+    def __init__(
+        self, directory: RunDirectory, cluster: RayCluster, *, is_shipped: bool, are_shared: bool = False
+    ) -> None:
+        """`are_shared`: several jobs run on the nodes, so that each worker sees the GPUs of its own actor only."""
+        self._are_shared = are_shared
         self._directory = directory
         self._spec = directory.spec
         self._cluster = cluster
@@ -323,7 +330,7 @@ class _Reservations:
         self._changed = asyncio.Event()
         self._problem: ConfigError | None = None
 
-    async def fill(self, num_expected: int) -> Nodes:
+    async def fill(self, num_expected: int, kind: type[N]) -> N:
         """Reserve resources and wait for the first actors.
 
         Raises:
@@ -342,8 +349,9 @@ class _Reservations:
                 raise self._problem
         hosts = list(dict.fromkeys(node.host for node in self._joined))
         self._joined.sort(key=lambda node: hosts.index(node.host))  # consecutive ranks share a machine
-        self._nodes = Nodes(*self._joined)
-        return self._nodes
+        nodes = kind(*self._joined)
+        self._nodes = nodes
+        return nodes
 
     async def release(self) -> None:
         from ray.util.placement_group import remove_placement_group  # noqa: PLC0415
@@ -453,6 +461,8 @@ class _Reservations:
         )
 
     def _devices(self, host: str) -> Sequence[str]:
+        if self._are_shared:
+            return []
         per_actor = [node.own_devices for node in self._joined if node.host == host]
         return visible_devices(per_actor, self._spec.gpus_per_worker)
 

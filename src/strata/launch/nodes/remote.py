@@ -28,20 +28,20 @@ class RemoteNode:
         self.name = member.id
         self.host = self.address = member.address
         self.slots = member.slots
-        self._attempt = -1
-        self._running: set[int] = set()
+        self._attempts: dict[int, int] = {}
+        """Attempt of each rank that runs here."""
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._outbox = Outbox(group)
 
     @property
     def is_empty(self) -> bool:
-        return not self._running
+        return not self._attempts
 
     def receive(self, message: WorkersExited) -> None:
-        """Take exits of the current attempt; ignore those of earlier ones."""
-        if message.attempt == self._attempt:
-            for event in message.exits:
-                self._running.discard(event.rank)
+        """Take exits of running workers; ignore those of earlier attempts."""
+        for event in message.exits:
+            if self._attempts.get(event.rank) == message.attempt:
+                del self._attempts[event.rank]
                 self._exits.put_nowait(event)
 
     async def free_port(self) -> int:
@@ -50,22 +50,27 @@ class RemoteNode:
     async def launch(self, workers: Sequence[WorkerSpec]) -> None:
         if workers:
             order = StartWorkers.of(workers)
-            started = {rank for rank, _ in order.ranks}
-            self._running = self._running | started if order.attempt == self._attempt else started
-            self._attempt = order.attempt
+            self._attempts |= {rank: order.attempt for rank, _ in order.ranks}
             self._send(order)
 
     async def next_exit(self) -> WorkerExit:
         return await self._exits.get()
 
     def kill(self, ranks: Iterable[int]) -> None:
-        self._send(KillWorkers(self._attempt, tuple(ranks)))
+        by_attempt: dict[int, list[int]] = {}
+        for rank in ranks:
+            if rank in self._attempts:
+                by_attempt.setdefault(self._attempts[rank], []).append(rank)
+        for attempt, theirs in by_attempt.items():
+            self._send(KillWorkers(attempt, tuple(theirs)))
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
-        self._send(SignalWorker(self._attempt, rank, int(number)))
+        if rank in self._attempts:
+            self._send(SignalWorker(self._attempts[rank], rank, int(number)))
 
     async def dump_stacks(self, rank: int) -> None:
-        self._send(DumpStacks(self._attempt, (rank,)))
+        if rank in self._attempts:
+            self._send(DumpStacks(self._attempts[rank], (rank,)))
 
     async def close(self) -> None:
         """Send nothing more. The agent kills its workers when it learns that the run is over or has no leader."""

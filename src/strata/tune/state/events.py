@@ -157,6 +157,8 @@ class Stopped(Fact, frozen=True, kw_only=True):
 class Resized(Fact, frozen=True, kw_only=True):
     num_slots: int
     """Trials that can run at the same time."""
+    lost: tuple[int, ...] = ()
+    """Trials that went with the slots: their ends follow, so the others need not make room."""
 
 
 class Extended(Fact, frozen=True, kw_only=True):

@@ -56,6 +56,8 @@ class StudyState:
         self._queue: dict[int, None] = {}
         """Trials that wait for a slot, oldest first."""
         self._paused: dict[int, None] = {}
+        self._lost_with_slot: set[int] = set()
+        """Running trials whose slots are gone; their ends follow."""
         self._appliers: dict[type, Callable[..., Verdict | None]] = {
             e.Opened: lambda _: None,
             e.Asked: self._asked,
@@ -142,8 +144,11 @@ class StudyState:
             case e.Exhausted(trial=number):
                 return "" if number in self.asking else _not_asked(number)
             case e.Resized(num_slots=num_slots):
-                if not 0 <= num_slots <= e.MAX_SLOTS:
-                    raise InvalidArgument(f"num_slots={num_slots} must be between 0 and {e.MAX_SLOTS:,}")
+                if not 0 <= num_slots <= e.MAX_SLOTS or not self.trials.keys() >= set(event.lost):
+                    raise InvalidArgument(
+                        f"num_slots={num_slots} must be between 0 and {e.MAX_SLOTS:,}, and lost={event.lost} must name "
+                        "trials"
+                    )
             case e.Extended(num_trials=num_trials):
                 if not self.num_asked <= num_trials <= e.MAX_TRIALS:
                     raise InvalidArgument(
@@ -204,9 +209,9 @@ class StudyState:
         if not self.has_value and self.num_failed >= max(MAX_FAILED_FIRST, 2 * self.num_slots):
             last = next(each for each in reversed(self.trials.values()) if each.state == "failed")
             return e.StopRequested(reason=f"the first {self.num_failed} trials failed, the last with: {last.reason}")
-        for trial in self.running:
-            if trial.slot is not None and trial.slot >= self.num_slots and trial.stopping is None:
-                return _stop(trial, "preempt", "its slot is gone")
+        going_on = [each for each in self.running if each.stopping is None and each.number not in self._lost_with_slot]
+        if len(going_on) > self.num_slots:
+            return _stop(going_on[-1], "preempt", "its slot is gone")
         return self._next_lease() or self._next_ahead() or self._next_end()
 
     def _wind_down(self) -> e.Event | None:
@@ -217,7 +222,7 @@ class StudyState:
 
     def _next_lease(self) -> e.Event | None:
         """Return what happens in the first free slot."""
-        num_free = self.num_slots - sum(slot < self.num_slots for slot in self._slots)
+        num_free = self.num_slots - len(self._slots)
         if num_free <= 0:
             return None
         slot = next(each for each in range(self.num_slots) if each not in self._slots)
@@ -304,6 +309,7 @@ class StudyState:
             trial.config = dict(fact.config)
         if fact.donor is not None:
             trial.donors.append(fact.donor)
+            trial.origin = fact.lease
             trial.checkpoint, trial.checkpoint_step, trial.step = fact.checkpoint, fact.step, fact.step
             trial.series.cut(fact.step)
         if not trial.lease:
@@ -416,10 +422,12 @@ class StudyState:
     def _release(self, trial: Trial) -> None:
         if trial.slot is not None:
             del self._slots[trial.slot]
+        self._lost_with_slot.discard(trial.number)
         trial.slot = trial.stopping = None
 
     def _resized(self, fact: e.Resized) -> None:
         self.num_slots = fact.num_slots
+        self._lost_with_slot |= {number for number in fact.lost if self.trials[number].slot is not None}
 
     def _extended(self, fact: e.Extended) -> None:
         self.num_trials, self.stop_reason, self.ended = fact.num_trials, "", None

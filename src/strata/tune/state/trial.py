@@ -71,6 +71,8 @@ class Trial:
     """Last step before the current lease."""
     donors: list[int] = field(default_factory=list)
     """Trials whose checkpoints it has continued from."""
+    origin: int = 0
+    """Lease under which it last continued from another trial's checkpoint; 0: never."""
     started_s: float | None = None
     ended_s: float | None = None
 

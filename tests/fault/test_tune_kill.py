@@ -1,0 +1,229 @@
+"""Studies with real processes, whose workers, machines and drivers are killed with SIGKILL. Afterwards no trial is
+lost, none has two results, and every trial has continued from its checkpoint.
+
+`tests/unit/test_tune_driver.py` kills simulated processes at every point of a study.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leftovers import nothing_is_left
+from ray_cluster import LOOPBACK_ONLY, ray_nodes
+from runs import SCRIPTS
+from servers import CoordinatorProcess, Nursery, until
+
+from strata import Study
+from strata.tune.journal import JOURNAL, read_journal
+from strata.tune.state import events as e
+
+pytest.importorskip("cloudpickle")
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+LEASE = {"lease_s": 10.0, "heartbeat_s": 0.2, "suspicion_s": 2.0, "tick_s": 0.02}
+NUM_STEPS = 8
+DEADLINE_S = 120.0
+
+
+class Sweep:
+    """A study and the programs that run it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.path = place / "runs" / "sweep"
+        self.programs: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        program = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "sweep.py"), "--place", str(self.place), *arguments],
+            cwd=self.place,
+            env={**os.environ, "STRATA_RUNS_DIR": str(self.place / "runs"), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.programs.append(program)
+        return program
+
+    def facts(self) -> list[e.Event]:
+        try:
+            return read_journal(self.path / JOURNAL)[0]
+        except FileNotFoundError:
+            return []
+
+    def starts(self) -> list[dict[str, Any]]:
+        """Return the starts of processes: trial, rank, restored step and process id."""
+        try:
+            lines = (self.place / "starts.jsonl").read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def step(self, trial: int) -> int:
+        return max(
+            (fact.step for fact in self.facts() if isinstance(fact, e.Reported) and fact.trial == trial), default=0
+        )
+
+    def wait_for_step(self, trial: int, step: int) -> None:
+        self._until(lambda: self.step(trial) >= step, f"trial {trial} has reported step {step}")
+
+    def wait_for_facts(self, kind: type[e.Fact], number: int) -> None:
+        self._until(lambda: sum(isinstance(fact, kind) for fact in self.facts()) >= number, f"{number} {kind.__name__}")
+
+    def _until(self, condition: Any, what: str) -> None:
+        def is_so() -> bool:
+            ended = [each for each in self.programs if each.poll() not in (None, -signal.SIGKILL)]
+            assert not ended, ended[0].communicate()[0]
+            return bool(condition())
+
+        until(is_so, what, deadline_s=DEADLINE_S)
+
+    def kill(self, trial: int, rank: int = 0) -> None:
+        """Kill the last process of a rank."""
+        pids = [each["pid"] for each in self.starts() if (each["trial"], each["rank"]) == (trial, rank)]
+        os.kill(pids[-1], signal.SIGKILL)
+
+    def hurry(self) -> None:
+        """Let steps take no time from now on."""
+        (self.place / "hurry").touch()
+
+    def finish(self, *programs: subprocess.Popen[str]) -> None:
+        for program in programs:
+            output, _ = program.communicate(timeout=DEADLINE_S)
+            assert program.returncode == 0, output
+
+    def check(self, num_trials: int) -> Study:
+        study = Study.load(self.path)
+        assert [each.number for each in study.trials] == list(range(num_trials))
+        assert all(each.is_over for each in study.trials), study
+        results = Counter(fact.trial for fact in self.facts() if isinstance(fact, e.Finished))
+        assert set(results.values()) == {1}
+        for trial in study.trials:
+            assert trial.state in ("finished", "pruned")
+            if trial.state == "finished":
+                assert trial.values == (trial.config["x"] / NUM_STEPS,)  # type: ignore[operator]
+        return study
+
+    def bury(self) -> None:
+        for program in self.programs:
+            with contextlib.suppress(ProcessLookupError):
+                program.kill()
+            program.communicate()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    made = Sweep(tmp_path)
+    with nothing_is_left(tmp_path, but="*ray*"):  # logs of a cluster, and files of a killed actor
+        yield made
+        made.bury()
+
+
+def test_workers_and_the_driver_die_and_trials_continue_from_their_checkpoints(sweep: Sweep) -> None:
+    driver = sweep.start()
+    sweep.wait_for_step(0, 2)
+    sweep.kill(0)
+    sweep.wait_for_facts(e.Lost, 1)
+    sweep.wait_for_facts(e.StopSent, 1)
+    driver.kill()
+    driver.wait()
+    sweep.hurry()
+    sweep.finish(sweep.start())
+
+    sweep.check(4)
+    steps: dict[int, list[int]] = {}
+    for each in sweep.starts():
+        steps.setdefault(each["trial"], []).append(each["step"])
+    assert any(restored[-1] >= 1 for restored in steps.values()), "trials resumed from their checkpoints"
+    for restored in steps.values():
+        assert restored == sorted(restored), "no trial went back"
+
+
+def test_a_killed_rank_restarts_all_ranks_of_its_trial_from_the_checkpoint(sweep: Sweep) -> None:
+    program = sweep.start(
+        "--workers-per-trial", "2", "--workers", "1", "--trials", "2", "--mode", "random", "--options", "{}"
+    )
+    sweep.wait_for_step(0, 3)
+    sweep.kill(0, rank=1)
+    sweep.wait_for_facts(e.Lost, 1)
+    sweep.hurry()
+    sweep.finish(program)
+
+    study = sweep.check(2)
+    assert [each.lease for each in study.trials] == [2, 1]
+    of_first = [each for each in sweep.starts() if each["trial"] == 0]
+    assert sorted(each["rank"] for each in of_first) == [0, 0, 1, 1]
+    assert {each["world_size"] for each in of_first} == {2}
+    resumed = {each["step"] for each in of_first[2:]}
+    assert len(resumed) == 1
+    assert resumed.pop() >= 2
+
+
+def test_a_machine_and_the_driver_die_and_the_others_continue(sweep: Sweep, nursery: Nursery, tmp_path: Path) -> None:
+    coordinator = CoordinatorProcess(nursery, tmp_path, lease=LEASE)
+    coordinator.start()
+    common = ("--nnodes", "3", "--workers", "3", "--trials", "6", "--coordinator", coordinator.address)
+    driver = sweep.start(*common)
+    sweep.wait_for_facts(e.Leased, 1)
+    second, third = sweep.start(*common), sweep.start(*common)
+    until(lambda: len({_parent(each["pid"]) for each in sweep.starts()}) >= 3, "all machines run trials")
+    other = next(each for each in reversed(sweep.starts()) if _agent(each["pid"]) == third.pid)
+    third.kill()
+    third.wait()
+    sweep._until(
+        lambda: any(isinstance(fact, e.Lost) and fact.trial == other["trial"] for fact in sweep.facts()),
+        "the trial of the lost machine is lost",
+    )
+    driver.kill()
+    driver.wait()
+    sweep.hurry()
+    sweep.finish(second)
+
+    sweep.check(6)
+    lost = [fact for fact in sweep.facts() if isinstance(fact, e.Lost)]
+    assert any("is lost" in fact.reason and fact.is_blameless for fact in lost)
+    assert any(fact.reason == "the study was restarted" for fact in lost)
+
+
+def test_a_node_of_a_ray_cluster_dies_and_its_trial_resumes_elsewhere(sweep: Sweep) -> None:
+    """Not all trials fit, so other machines may join: trials report over TLS."""
+    pytest.importorskip("ray")
+    with ray_nodes() as ray:
+        ray.have(1)
+        common = ("--engine", "ray", "--workers", "3", "--mode", "random", "--options", "{}")
+        program = sweep.start(*common, RAY_ADDRESS=ray.address, **LOOPBACK_ONLY)
+        sweep.wait_for_step(0, 2)
+        sweep.wait_for_step(1, 2)
+        endpoint = json.loads((sweep.path / "call" / "driver.json").read_text())
+        assert endpoint["address"].startswith("127.0.0.1:")
+        assert endpoint["token"]
+        killed = [each["trial"] for each in sweep.starts() if ray.kill_node_of(each["pid"])]
+        assert len(killed) == 1
+        sweep.wait_for_facts(e.Lost, 1)
+        sweep.hurry()
+        sweep.finish(program)
+
+    sweep.check(4)
+    (lost,) = [fact for fact in sweep.facts() if isinstance(fact, e.Lost)]
+    assert lost.is_blameless
+    assert [each["step"] for each in sweep.starts() if each["trial"] == killed[0]][1] >= 1
+
+
+def _parent(pid: int) -> int:
+    """Return the process that forked a worker: one per machine."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _agent(pid: int) -> int:
+    return _parent(_parent(pid))

@@ -1,0 +1,250 @@
+"""The driver with simulated processes: kills of workers, nodes and the driver itself at every point of a study."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from trial_processes import Simulated, SimulatedNode, SimulatedStudy
+
+from strata import SearchSpace
+from strata.tune.search import Search
+from strata.tune.state import events as e
+
+NUM_STEPS = 6
+
+
+def a_spec(num_trials: int = 6, **more: object) -> e.StudySpec:
+    space = SearchSpace().add_float("x", min=0, max=1)
+    return e.StudySpec(name="sweep", space=space.to_dict(), num_trials=num_trials, **more)  # type: ignore[arg-type]
+
+
+ASHA = {"scheduler": "asha", "scheduler_options": {"eta": 2, "min_step": 2}}
+
+
+def train(process: Simulated) -> float:
+    for step in range(process.first_step, NUM_STEPS + 1):
+        process.report(step, float(process.order.config["x"]) / step)  # type: ignore[arg-type]
+        process.save(step)
+    return float(process.order.config["x"]) / NUM_STEPS  # type: ignore[arg-type]
+
+
+def check(study: SimulatedStudy, num_trials: int = 6) -> None:
+    """No trial is lost, none has two results, and the journal gives the same decisions again."""
+    facts = study.facts()
+    state = study.state()
+    assert sorted(state.trials) == list(range(num_trials))
+    assert all(trial.is_over for trial in state.trials.values())
+    results = Counter(fact.trial for fact in facts if isinstance(fact, e.Finished))
+    assert set(results.values()) <= {1}
+    assert set(results) == {each.number for each in state.trials.values() if each.state == "finished"}
+    for number in results:
+        assert state.trials[number].values == (state.trials[number].config["x"] / NUM_STEPS,)
+    leases = [(fact.trial, fact.lease) for fact in facts if isinstance(fact, e.Leased)]
+    assert len(set(leases)) == len(leases)
+    redone = decided_again(study.spec, facts)
+    assert redone == facts
+
+
+def decided_again(spec: e.StudySpec, facts: list[e.Event]) -> list[e.Event]:
+    """Feed what came from outside to a new study, and return its facts."""
+    decided = e.Opened | e.Asking | e.Leased | e.StopSent | e.Pruned | e.Ended
+    again: list[e.Event] = [facts[0]]
+    search = Search(spec)
+    pending: list[e.Event] = []
+    for fact in facts[1:]:
+        if pending and fact == pending[0]:
+            pending.pop(0)
+            continue
+        assert not pending, (fact, pending)
+        if isinstance(fact, e.Lost) and fact.is_blameless and fact.reason == "the study was restarted":
+            pending = list(search.recover(now_s=fact.at_s).facts)[1:]
+            again += [fact, *pending]
+            continue
+        assert not isinstance(fact, decided), fact
+        handled = search.handle(fact, now_s=fact.at_s)
+        again += handled.facts
+        pending = list(handled.facts[1:])
+    return again
+
+
+async def run_until(study: SimulatedStudy, node: SimulatedNode, kind: str, nth: int = 1, num_slots: int = 2) -> None:
+    """Run a driver, and kill it when its journal has this fact for the n-th time."""
+    running = asyncio.create_task(study.run(node, num_slots=num_slots))
+    journal = study.directory / "study.jsonl"
+    while not running.done():
+        if journal.exists() and journal.read_text().count(f'"kind":"{kind}"') >= nth:
+            break
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_trials_of_a_study_run_to_their_ends_and_their_jobs_are_removed(tmp_path: Path) -> None:
+    study = SimulatedStudy(tmp_path, a_spec(**ASHA))
+    finish = asyncio.run(study.run(SimulatedNode("a", train)))
+
+    assert finish.is_complete
+    check(study)
+    assert {each.state for each in study.state().trials.values()} == {"finished", "pruned"}
+    assert study.coordinator is not None
+    assert sorted(study.coordinator.dropped) == [f"sweep.{number}" for number in range(6)]
+
+
+def test_trials_report_over_tls_with_a_token(tmp_path: Path) -> None:
+    seen = []
+    study = SimulatedStudy(tmp_path, a_spec(2))
+    node = SimulatedNode("a", train)
+    node.on_hello = lambda node, spec: seen.append(node.endpoint)
+    asyncio.run(study.run(node, host="127.0.0.1"))
+
+    check(study, 2)
+    assert all(each.address.startswith("127.0.0.1:") and each.token and each.ca for each in seen)
+
+
+def test_a_resumed_driver_removes_the_jobs_that_a_killed_one_has_left(tmp_path: Path) -> None:
+    study = SimulatedStudy(tmp_path, a_spec(4))
+
+    async def scene() -> None:
+        await run_until(study, SimulatedNode("a", train), "Finished", num_slots=1)
+        study.old_jobs = ["sweep.0", "sweep.0-2", "sweep.1", "sweep.nodes", "sweep.2.0", "other.0", "sweep.99"]
+        await study.run(SimulatedNode("b", train), num_slots=1)
+
+    asyncio.run(scene())
+    check(study, 4)
+    assert study.coordinator is not None
+    assert study.coordinator.dropped[:2] == ["sweep.0", "sweep.0-2"]
+    assert sorted(study.coordinator.dropped[2:]) == ["sweep.1", "sweep.2", "sweep.3"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, NUM_STEPS])
+def test_a_killed_worker_loses_no_trial_at_any_step(tmp_path: Path, step: int) -> None:
+    killed: set[int] = set()
+
+    def killing(process: Simulated) -> float:
+        for number in range(process.first_step, NUM_STEPS + 1):
+            if number == step and process.order.trial not in killed:
+                killed.add(process.order.trial)
+                process.is_killed.set()
+            process.report(number, float(process.order.config["x"]) / number)  # type: ignore[arg-type]
+            process.save(number)
+        return float(process.order.config["x"]) / NUM_STEPS  # type: ignore[arg-type]
+
+    study = SimulatedStudy(tmp_path, a_spec(**ASHA))
+    asyncio.run(study.run(SimulatedNode("a", killing)))
+
+    assert killed
+    check(study)
+
+
+@pytest.mark.parametrize("kind", ["Asking", "Asked", "Leased", "Reported", "StopSent", "Stopped", "Finished", "Ended"])
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_driver_killed_after_any_fact_continues_and_no_trial_has_two_results(
+    tmp_path: Path, kind: str, nth: int
+) -> None:
+    study = SimulatedStudy(tmp_path, a_spec(**ASHA))
+    files: dict[str, int] = {}
+
+    async def scene() -> None:
+        node = SimulatedNode("a", train)
+        node.checkpoints = files
+        await run_until(study, node, kind, nth)
+        if study.state().ended is None:
+            again = SimulatedNode("b", train)
+            again.checkpoints = files
+            await study.run(again)
+
+    asyncio.run(scene())
+    check(study)
+
+
+def test_trials_of_a_lost_node_resume_on_another_and_are_not_blamed(tmp_path: Path) -> None:
+    files: dict[str, int] = {}
+    going_on = threading.Event()
+
+    def waiting(process: Simulated) -> float:
+        for step in range(process.first_step, NUM_STEPS + 1):
+            if step == 3 and process.node.name == "b":
+                process.node.die_in_loop()  # type: ignore[attr-defined]
+                going_on.wait(10)
+            process.report(step, float(process.order.config["x"]) / step)  # type: ignore[arg-type]
+            process.save(step)
+        return float(process.order.config["x"]) / NUM_STEPS  # type: ignore[arg-type]
+
+    study = SimulatedStudy(tmp_path, a_spec())
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        here, there = SimulatedNode("a", waiting, slots=1), SimulatedNode("b", waiting, slots=1)
+        here.checkpoints = there.checkpoints = files
+
+        def die() -> None:
+            loop.call_soon_threadsafe(there.die)
+            loop.call_soon_threadsafe(going_on.set)
+
+        there.die_in_loop = die  # type: ignore[attr-defined]
+        await study.run(here, there)
+
+    asyncio.run(scene())
+    check(study)
+    lost = [fact for fact in study.facts() if isinstance(fact, e.Lost)]
+    assert len(lost) == 1
+    assert lost[0].is_blameless
+    assert "node b is lost: its power is off" in lost[0].reason
+    assert [fact.num_slots for fact in study.facts() if isinstance(fact, e.Resized)] == [2, 1]
+
+
+def test_a_node_that_joins_gets_trials(tmp_path: Path) -> None:
+    names: list[str] = []
+    study = SimulatedStudy(tmp_path, a_spec(8))
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        first, second = SimulatedNode("a", lambda process: None, slots=1), SimulatedNode("b", train, slots=1)
+
+        def joining(process: Simulated) -> float:
+            if process.order.trial == 1:
+                second.endpoint = process.node.endpoint
+                assert study.nodes is not None
+                loop.call_soon_threadsafe(study.nodes.join, second)
+            names.append(process.node.name)
+            return train(process)
+
+        first._train = second._train = joining
+        await study.run(first)
+
+    asyncio.run(scene())
+    check(study, 8)
+    assert set(names) == {"a", "b"}
+
+
+def test_the_ranks_of_a_trial_start_and_end_together(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, int, int]] = []
+    failed = threading.Event()
+
+    def ranks(process: Simulated) -> float:
+        identity = process.order.worker.identity
+        seen.append((process.order.trial, process.order.lease, identity.rank, identity.world_size))
+        first = process.first_step
+        if process.order.trial == 0 and identity.rank == 1 and not failed.is_set():
+            failed.set()
+            process.is_killed.set()
+            return 0.0
+        for step in range(first, NUM_STEPS + 1):
+            if process.order.trial == 0 and process.order.lease == 1 and step > 2:
+                process.is_killed.wait(10)  # as in a collective whose peer is gone
+            process.report(step, float(process.order.config["x"]) / step)  # type: ignore[arg-type]
+            process.save(step)
+        return float(process.order.config["x"]) / NUM_STEPS  # type: ignore[arg-type]
+
+    study = SimulatedStudy(tmp_path, a_spec(3), workers_per_trial=2)
+    asyncio.run(study.run(SimulatedNode("a", ranks, slots=4)))
+
+    check(study, 3)
+    assert sorted(each for each in seen if each[0] == 0) == [(0, lease, rank, 2) for lease in (1, 2) for rank in (0, 1)]
+    assert study.state().trials[0].lease == 2
+    assert math.isfinite(study.state().trials[0].values[0] or math.inf)
