@@ -229,7 +229,7 @@ def scale(
 ) -> None:
     """Change the number of workers or servers of a running job.
 
-    For another number of workers, the run saves a checkpoint and restarts with it.
+    Changing the number of workers saves a checkpoint and restarts the run.
     If only the number of servers changes, rows move between servers while the
     workers continue.
     """
