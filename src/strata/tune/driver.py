@@ -22,7 +22,7 @@ from strata.identity import Identity
 from strata.launch.environment import STOPPED, WorkerSpec, worker_environment
 from strata.tune import messages as m
 from strata.tune.state import events as e
-from strata.tune.state.actions import Ask, Finish, Start, Stop
+from strata.tune.state.actions import Ask, Finish, Kill, Start, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -100,6 +100,7 @@ class Driver:
         self._spawn(self._watch_exits())
         if self._timeout_s is not None:
             self._spawn(self._stop_after(self._timeout_s))
+        self._spawn(self._expire_silent())
         try:
             if recovered is not None:
                 self._carry_out(recovered)
@@ -144,6 +145,7 @@ class Driver:
         self._journal.append(handled.facts, is_durable=is_durable)
         for action in handled.actions:
             self._act(action)
+        self._search.carried_out(handled.facts, now_s=self._clock.monotonic_s())
 
     def _act(self, action: Action) -> None:
         match action:
@@ -155,6 +157,8 @@ class Driver:
                 self._spawn(self._launch(process))
             case Stop():
                 self._stop(action)
+            case Kill():
+                self._node.kill([action.slot])
             case Finish():
                 self._finish = action
 
@@ -200,7 +204,7 @@ class Driver:
             run=self.job_of(start.trial), attempt=start.lease - 1, master_port=await self._node.free_port()
         )
         spec = WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints=str(checkpoints))
-        metrics = self._search.state.spec.metrics
+        metrics = self._search.state.objectives.names
         return m.Order(trial=start.trial, config=start.config, metrics=metrics, environment=worker_environment(spec))
 
     def _received(self, process: _Process, message: m.FromTrial) -> None:
@@ -277,6 +281,13 @@ class Driver:
     async def _stop_after(self, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)
         self._events.put_nowait(e.StopRequested(reason=f"timeout of {timeout_s:g} s"))
+
+    async def _expire_silent(self) -> None:
+        watch = self._search.watch
+        while watch is not None:
+            await asyncio.sleep(min(max(watch.limit_s / 10, 0.01), 1.0))
+            for event in watch.overdue(now_s=self._clock.monotonic_s()):
+                self._events.put_nowait(event)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
