@@ -16,7 +16,10 @@ from strata.tune.space.neighbors import perturb
 
 SPACE = SearchSpace().add_float("lr", min=1e-3, max=1.0, log=True)
 Make = Callable[[], Scheduler]
-pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+pytestmark = [  # of Optuna itself
+    pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
+    pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning"),
+]
 
 NAMED: list[tuple[str, dict[str, object]]] = [
     ("none", {}),
