@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_a_continuous_conditional_space_is_sampled(
         sampler.tell(number, Outcome("finished", (float(config["z"] or 0),)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp"])
+@pytest.mark.parametrize("name", ["tpe", "gp", "nsga2"])
 def test_several_objectives_are_sampled(name: str) -> None:
     sampler = make_sampler(name, mixed_space(), seed=0, directions=("min", "max"))
 
@@ -201,8 +202,61 @@ def test_tpe_with_one_worker_gives_the_configurations_of_optuna_alone() -> None:
         alone.tell(trial, x * x + y)
 
 
+@pytest.mark.parametrize("name", ["tpe", "gp", "nsga2"])
+def test_a_sampler_learns_constraints_of_metrics(name: str) -> None:
+    """Large x is better and violates the constraint, so a sampler that knows it stays at or below the limit."""
+    space = SearchSpace().add_float("x", min=0, max=1)
+    sampler = make_sampler(name, space, seed=1)
+    found = []
+    for number in range(16 if name == "gp" else 90):
+        config = sampler.ask(number)
+        assert config is not None
+        x = config["x"]
+        assert isinstance(x, float)
+        sampler.tell(number, Outcome("finished", (-x,), violations=(x - 0.25,)))
+        found.append(x)
+
+    late = found[-5:]
+    assert sum(each <= 0.25 + 0.05 for each in late) >= 3, late
+
+
+@pytest.mark.parametrize(
+    "make_object", ["RandomSampler", "NSGAIISampler", "NSGAIIISampler", "QMCSampler", "BruteForceSampler"]
+)
+def test_any_sampler_object_of_optuna_starts_as_it_was_given_in_every_study(make_object: str) -> None:
+    optuna = pytest.importorskip("optuna")
+    given = getattr(optuna.samplers, make_object)(seed=3)
+
+    first, again = (run(make_sampler(given, mixed_space(), seed=0), range(6)) for _ in range(2))
+
+    assert first == again
+    assert [mixed_space().why_not(each) for each in first] == [""] * 6
+
+
+def kind_of(sampler: Sampler) -> str:
+    return type(sampler._study.sampler).__name__  # type: ignore[attr-defined]
+
+
+def test_a_gaussian_process_gives_way_to_cma_es_and_tpe_in_long_studies() -> None:
+    numbers = SearchSpace().add_float("x", min=0, max=1).add_int("n", min=1, max=100)
+    mixed = SearchSpace().add_float("x", min=0, max=1).add_bool("b")
+
+    assert kind_of(make_sampler("gp", numbers, seed=0, num_trials=1_000)) == "GPSampler"
+    assert kind_of(make_sampler("gp", numbers, seed=0, num_trials=1_001)) == "CmaEsSampler"
+    assert kind_of(make_sampler("gp", mixed, seed=0, num_trials=1_001)) == "TPESampler"
+    assert kind_of(make_sampler("gp", numbers, seed=0, num_trials=1_001, directions=("min", "min"))) == "TPESampler"
+
+
+@pytest.mark.parametrize("missing", ["torch", "scipy"])
+def test_without_torch_or_scipy_a_gaussian_process_is_tpe(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+
+    assert kind_of(make_sampler("gp", mixed_space(), seed=0)) == "TPESampler"
+
+
 def test_an_unknown_sampler_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ConfigError, match="sampler 'best' is unknown; use random, grid, sobol, tpe, gp, cmaes"):
+    with pytest.raises(ConfigError, match="sampler 'best' is unknown; use random, grid, sobol, tpe, gp, cmaes, nsga2"):
         make_sampler("best", mixed_space(), seed=0)
     with pytest.raises(ConfigError, match="is not a sampler of Optuna"):
         make_sampler(object(), mixed_space(), seed=0)

@@ -309,3 +309,86 @@ def test_ctrl_c_ends_a_study_with_one_line_that_names_how_to_continue(tmp_path: 
     assert process.returncode == -signal.SIGINT
     assert errors.splitlines()[-1].endswith("call tune with name='interrupted' to continue it")
     assert "Traceback" not in errors
+
+
+def test_a_trial_that_hangs_is_killed_and_the_sweep_goes_on(runs: Path) -> None:
+    def train(config: dict[str, Any], trial: Any) -> None:
+        import time
+
+        trial.report(step=1, loss=config["x"])
+        if config["x"] == 2.0:
+            time.sleep(600)
+
+    grid = SearchSpace().add_float("x", values=[1.0, 2.0, 3.0])
+    study = TrainingOrchestrator(hpt_mode="grid").tune(
+        train, space=grid, num_trials=3, workers=2, max_failures=1, report_timeout=8.0
+    )
+
+    assert {each.config["x"]: each.state for each in study.trials} == {1.0: "finished", 2.0: "failed", 3.0: "finished"}
+    failed = next(each for each in study.trials if each.state == "failed")
+    assert failed.reason == "it reported nothing for 8 s"
+
+
+def test_constraints_callbacks_a_pruner_and_a_warm_start_in_one_study(runs: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    from strata.tune.callbacks import StudyCallback
+
+    ended: list[int] = []
+
+    class Recorder(StudyCallback):
+        def on_trial_end(self, study: Study, trial: Any) -> None:
+            ended.append(trial.number)
+
+        def on_study_end(self, study: Study) -> None:
+            raise ValueError("a callback must not end the study")
+
+    def train(config: dict[str, Any], trial: Any) -> None:
+        trial.report(step=1, latency=config["x"])  # once, and before the objective
+        for step in range(2, 5):
+            trial.report(step=step, loss=1 - config["x"] + 1 / step)
+
+    one = SearchSpace().add_float("x", min=0, max=1)
+    arguments: dict[str, Any] = {"space": one, "workers": 1, "constraints": ["latency <= 0.5"]}
+    first = TrainingOrchestrator().tune(train, num_trials=4, name="first", **arguments)
+    mode = (optuna.samplers.TPESampler(seed=1), optuna.pruners.ThresholdPruner(upper=1.4, n_warmup_steps=1))
+    study = TrainingOrchestrator(hpt_mode=mode).tune(
+        train, num_trials=6, warm_start=[first, "first", runs / "first"], callbacks=[Recorder()], **arguments
+    )
+
+    assert study.num_known == 12
+    assert ended == [each.number for each in study.trials]
+    for trial in study.trials:
+        assert trial.state == ("pruned" if float(trial.config["x"] or 0) < 0.1 else "finished")
+    assert all(each.values[1] <= 0.5 for each in study.best_trials)
+    assert study.best.values[1] <= 0.5
+
+
+def test_the_next_question_is_answered_while_trials_run() -> None:
+    """A sampler that answers slowly costs no time once the first trial runs."""
+    optuna = pytest.importorskip("optuna")
+
+    class Slow(optuna.samplers.GPSampler):  # type: ignore[misc]
+        def sample_relative(self, *arguments: Any) -> Any:
+            found = super().sample_relative(*arguments)
+            time.sleep(0.4)
+            return found
+
+    def train(config: dict[str, Any], trial: Any) -> None:
+        import time
+
+        time.sleep(1.0)
+        trial.report(step=1, loss=config["learning_rate"])
+
+    from strata.tune.modes import find_mode
+    from strata.tune.state import events as e
+    from strata.tune.study import JOURNAL, read_journal
+
+    assert find_mode("bayesian").ask_ahead == 1
+    study = TrainingOrchestrator(hpt_mode=Slow(seed=1, n_startup_trials=0)).tune(
+        train, space=space(), num_trials=4, workers=1
+    )
+
+    facts, _ = read_journal(study.path / JOURNAL)
+    finished = {fact.trial: number for number, fact in enumerate(facts) if isinstance(fact, e.Finished)}
+    asked = {fact.trial: number for number, fact in enumerate(facts) if isinstance(fact, e.Asked)}
+    assert all(asked[trial + 1] < finished[trial] for trial in range(3))

@@ -55,7 +55,7 @@ SHARED = {
     "data": {"arrow_types", "config", "memory", "pyarrow_private"},
     "launch": {"environment", "protocol", "spec"},
     "servers": set(),
-    "tune": set(),
+    "tune": {"packages"},
     "trainer": set(),
 }
 PURE_FOLDERS = (

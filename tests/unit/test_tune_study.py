@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import pytest
@@ -14,9 +14,10 @@ from strata.errors import ConfigError, InvalidArgument, LimitExceeded
 from strata.tune import SearchSpace
 from strata.tune.search import Search, scheduler_of
 from strata.tune.state import events as e
-from strata.tune.state.actions import Action, Ask, Finish, Start, Stop
+from strata.tune.state.actions import Action, Ask, Finish, Kill, Start, Stop
 from strata.tune.state.study import MAX_FAILED_FIRST, MAX_LOSSES, StudyState
 from strata.tune.state.trial import MAX_SERIES
+from strata.tune.state.watch import Watch
 
 SPACE = SearchSpace().add_float("x", min=0, max=1).add_int("n", values=[1, 2, 4])
 
@@ -37,6 +38,7 @@ class World:
     actions: list[Action] = field(default_factory=list)
     is_answering: bool = True
     asks: list[int] = field(default_factory=list)
+    was_restarted: bool = False
 
     def __post_init__(self) -> None:
         self.search = Search(self.spec)
@@ -210,6 +212,128 @@ def test_a_trial_without_a_metric_or_with_nan_at_its_end_has_failed() -> None:
     assert world.state.best is None
 
 
+def test_reports_out_of_order_after_a_stop_or_with_an_impossible_step_are_ignored() -> None:
+    world = World(spec(), num_slots=1)
+    assert world.report(0, 5, 0.5) == ""
+
+    assert world.report(0, 3, 0.1) == "trial 0 has already reported step 5"
+    assert world.report(0, 5, 0.1) == "trial 0 has already reported step 5"
+    assert world.report(0, -1, 0.1) == "step -1 of trial 0 is not between 0 and 2**63 - 1"
+    assert world.report(0, 2**70, 0.1) == "step 1180591620717411303424 of trial 0 is not between 0 and 2**63 - 1"
+    assert world.state.trials[0].series.points == [(5, (0.5,))]
+
+
+def test_nan_in_between_is_kept_as_missing_and_the_trial_can_still_finish() -> None:
+    world = World(spec(), num_slots=1)
+    for step, value in enumerate([0.5, None, 0.3]):
+        world.report(0, step, value)
+    world.finish(0)
+
+    assert world.state.trials[0].series.points == [(0, (0.5,)), (1, (None,)), (2, (0.3,))]
+    assert (world.state.trials[0].state, world.state.trials[0].best) == ("finished", 0.3)
+
+
+def test_a_missing_second_metric_at_the_end_fails_the_trial_and_names_it() -> None:
+    world = World(spec(metrics=("loss", "latency"), directions=("min", "min")), num_slots=1)
+    world.report(0, 1, 0.5, None)
+    world.finish(0)
+
+    assert world.state.trials[0].reason == "latency is not a finite number at its end"
+
+
+def test_a_silent_trial_is_killed_retried_and_fails_after_max_failures() -> None:
+    world = World(spec(max_failures=2), num_slots=1)
+    world.report(0, 1, 0.5)
+    world.save(0, 1)
+    assert world.do(e.Expired(trial=0, lease=1, reason="it reported nothing for 60 s")) == ""
+    assert world.last() == Kill(0, 1, 0, "it reported nothing for 60 s")
+    assert world.do(e.Expired(trial=0, lease=1, reason="again")) == "trial 0 was asked to stop"
+    world.lose(0)
+    assert world.last() == Start(0, 2, 0, world.state.trials[0].config, "0/1", 1)
+
+    world.do(e.Expired(trial=0, lease=2, reason="it reported nothing for 60 s"))
+    world.lose(0)
+
+    assert (world.state.trials[0].state, world.state.trials[0].reason) == ("failed", "it reported nothing for 60 s")
+    assert starts(world)[-1] == (1, 1, 0)
+
+
+def test_a_silent_trial_that_finishes_before_it_is_killed_keeps_its_result() -> None:
+    world = World(spec(), num_slots=1)
+    world.do(e.Expired(trial=0, lease=1, reason="silent"))
+    world.finish(0, 0.5)
+
+    assert world.state.best is world.state.trials[0]
+    assert world.lose(0) == "trial 0 has already finished"
+
+
+def test_a_watch_reports_trials_that_are_silent_for_longer_than_the_limit() -> None:
+    watch = Watch(60.0)
+    world = World(spec(), num_slots=2)
+    watch.note(world.journal, now_s=100.0)
+    world.report(0, 1, 0.5)
+    watch.note(world.journal[-1:], now_s=150.0)
+
+    assert watch.overdue(now_s=160.0) == []
+    assert watch.overdue(now_s=161.0) == [e.Expired(trial=1, lease=1, reason="it reported nothing for 60 s")]
+    num_before = len(world.journal)
+    world.finish(1, 0.1)
+    watch.note(world.journal[num_before:], now_s=170.0)
+    assert [each.trial for each in watch.overdue(now_s=211.0)] == [0]
+    assert [each.trial for each in watch.overdue(now_s=231.0)] == [0, 2]
+    with pytest.raises(ConfigError, match="report_timeout=0 must be above 0 seconds"):
+        Watch(0)
+
+
+def test_a_trial_that_violates_a_constraint_is_finished_but_not_the_best() -> None:
+    world = World(spec(constraints=("memory <= 16", "accuracy >= 0.5")), num_slots=3)
+    for trial, values in enumerate([(0.1, 20.0, 0.9), (0.2, 16.0, 0.5), (0.05, 1.0, 0.4)]):
+        world.finish(trial, *values)
+
+    assert world.states()[:3] == ["finished"] * 3
+    assert world.state.best is world.state.trials[1]
+    assert world.state.pareto == [world.state.trials[1]]
+    assert world.state.objectives.names == ("loss", "memory", "accuracy")
+    assert world.state.objectives.violations((0.1, 20.0, 0.9)) == pytest.approx((4.0, -0.4))
+    for text in ("memory < 16", "memory <= x", "memory <= nan", "<= 3"):
+        with pytest.raises(ConfigError, match="must be a metric, <= or >=, and a number"):
+            World(spec(constraints=(text,)))
+
+
+def test_trials_of_other_studies_teach_the_sampler_before_it_chooses() -> None:
+    known = [
+        e.Known(source=f"other/{i}", config={"x": i / 20, "n": 1}, values=((i / 20 - 0.7) ** 2,)) for i in range(20)
+    ]
+
+    def first_answers(*facts: e.Event) -> tuple[list[float], list[e.Event]]:
+        search = Search(spec(sampler="tpe", num_trials=30))
+        journal: list[e.Event] = [e.Opened(spec=search.state.spec)]
+        for fact in facts:
+            handled = search.handle(fact)
+            assert handled.actions == ()
+            journal += handled.facts
+        found = []
+        for event in [e.Resized(num_slots=8)]:
+            handled = search.handle(event)
+            journal += handled.facts
+            for ask in handled.actions:
+                assert isinstance(ask, Ask)
+                answer = search.answer(ask.trial)
+                assert isinstance(answer, e.Asked)
+                found.append(answer.config["x"])
+        return found, journal  # type: ignore[return-value]
+
+    warm, journal = first_answers(*known)
+    cold, _ = first_answers()
+
+    assert sum(abs(x - 0.7) for x in warm) < sum(abs(x - 0.7) for x in cold)
+    again = Search.replay([e.decode(e.encode(fact)) for fact in journal])
+    assert again.state.num_known == 20
+    assert [again.answer(trial).config["x"] for trial in range(8)] == warm  # type: ignore[union-attr]
+    with pytest.raises(InvalidArgument, match="before its own"):
+        again.handle(known[0])
+
+
 def test_max_mode_and_several_objectives() -> None:
     world = World(spec(metrics=("accuracy", "latency"), directions=("max", "min")), num_slots=4)
     for trial, values in enumerate([(0.9, 5.0), (0.8, 1.0), (0.7, 3.0), (0.95, 9.0)]):
@@ -218,7 +342,7 @@ def test_max_mode_and_several_objectives() -> None:
 
     assert world.state.best is world.state.trials[3]
     assert [each.number for each in world.state.pareto] == [0, 1, 3]
-    with pytest.raises(InvalidArgument, match="has 1 value; the study has 2 objectives: accuracy, latency"):
+    with pytest.raises(InvalidArgument, match="has 1 value; the study has 2 metrics: accuracy, latency"):
         World(world.spec).report(0, 1, 0.5)
 
 
@@ -415,6 +539,7 @@ def test_sizes_are_limited() -> None:
 # -- any order of events -----------------------------------------------------------------------------------------------
 
 SCHEDULERS: list[dict[str, Any]] = [
+    {"scheduler": "asha", "scheduler_options": {"eta": 2, "min_step": 1, "compare": "first"}},
     {"scheduler": "none"},
     {"scheduler": "asha", "scheduler_options": {"eta": 2, "min_step": 1}},
     {"scheduler": "asha", "scheduler_options": {"eta": 2, "min_step": 1, "kind": "stop"}},
@@ -448,7 +573,8 @@ def progress(world: World, data: st.DataObject) -> None:
     trials = sorted(world.state.trials)
     running = [each.number for each in world.state.running]
     kinds = ["resize", "stop", "restart"] * (data.draw(st.integers(0, 9)) == 0)
-    kinds += ["answer"] * bool(world.asks) + ["report", "save", "stopped", "finish", "fail", "lose"] * bool(trials)
+    kinds += ["answer"] * bool(world.asks)
+    kinds += ["report", "save", "stopped", "finish", "fail", "lose", "expire"] * bool(trials)
     if not kinds:
         return
     kind = data.draw(st.sampled_from(kinds))
@@ -471,14 +597,16 @@ def progress(world: World, data: st.DataObject) -> None:
             world.do(e.Finished(trial=trial, lease=lease, values=data.draw(st.sampled_from([None, (value,)]))))
         case "fail":
             world.do(e.Failed(trial=trial, lease=lease, reason="no", is_final=data.draw(st.booleans())))
-        case "lose":
-            world.do(e.Lost(trial=trial, lease=lease, reason="killed"))
+        case "lose" | "expire":
+            what = e.Lost if kind == "lose" else e.Expired
+            world.do(what(trial=trial, lease=lease, reason="silent"))
         case "resize":
             world.do(e.Resized(num_slots=data.draw(st.integers(0, 4))))
         case "stop":
             world.do(e.StopRequested(reason="timeout"))
         case "restart":
             restart(world)
+            world.was_restarted = True
 
 
 def restart(world: World) -> None:
@@ -494,11 +622,22 @@ def restart(world: World) -> None:
 
 def summary(state: StudyState) -> object:
     """All that a state knows, its scheduler included."""
-    hidden = {"_appliers", "_scheduler"}
+    hidden = {"_appliers", "_scheduler", "objectives"}
     plain = {name: value for name, value in vars(state).items() if name not in hidden}
-    scheduler = {name: value for name, value in vars(state._scheduler).items() if name != "_perturb"}
+    scheduler = plain_values({key: each for key, each in vars(state._scheduler).items() if key != "_perturb"})
     orders = (list(state._queue), list(state._paused), list(state.asking))
     return plain, scheduler, orders
+
+
+def plain_values(value: object) -> object:
+    """Objects as dicts, so that two of them can be compared."""
+    if isinstance(value, dict):
+        return {key: plain_values(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [plain_values(each) for each in value]
+    if is_dataclass(value):
+        return {each.name: plain_values(getattr(value, each.name)) for each in fields(value)}
+    return plain_values(vars(value)) if hasattr(value, "__dict__") else value
 
 
 def run_out(world: World) -> None:
@@ -540,6 +679,8 @@ def test_any_order_of_events_keeps_the_invariants_and_replays_to_the_same_state(
     replayed = StudyState.replay(world.spec, scheduler_of(world.spec, SPACE), facts)
     assert facts == world.journal
     assert summary(replayed) == summary(world.state)
+    if not world.was_restarted:  # a restart is more than events
+        assert decided_again(world) == (world.journal, world.actions)
     results = [f.trial for f in world.journal if isinstance(f, e.Finished)]
     assert len(results) == len(set(results))
     if world.state.ended is not None and world.state.ended.is_complete:
@@ -553,18 +694,45 @@ def test_the_same_events_give_the_same_decisions(options: dict[str, Any], sample
     run_out(world)
     assert len(starts(world)) >= 12
 
+    assert decided_again(world) == (world.journal, world.actions)
+
+
+def decided_again(world: World) -> tuple[list[e.Event], list[Action]]:
+    """Hand the events of a study to a new one, its sampler asked again; return facts and actions."""
     again = Search(world.spec)
     facts: list[e.Event] = [e.Opened(spec=world.spec)]
     actions: list[Action] = []
     for event in world.inputs:
-        if isinstance(event, e.Asked):
+        if isinstance(event, e.Asked) and event.trial in again.state.asking:
             assert again.answer(event.trial) == event
         handled = again.handle(event, now_s=float(len(facts)))
         facts += handled.facts
         actions += handled.actions
+    return facts, actions
 
-    assert facts == world.journal
-    assert actions == world.actions
+
+@pytest.mark.parametrize("sampler", ["random", "sobol", "tpe", "cmaes"])
+def test_the_same_seed_and_one_worker_give_the_same_trials(sampler: str) -> None:
+    def trials(seed: int) -> object:
+        world = World(spec(num_trials=8, sampler=sampler, scheduler="asha", seed=seed), num_slots=1)
+        run_out(world)
+        return [(each.config, each.state, each.values) for each in world.state.trials.values()]
+
+    assert trials(3) == trials(3)
+    assert trials(3) != trials(4)
+
+
+def test_a_question_that_waits_for_its_turn_knows_what_was_known_when_it_arose() -> None:
+    """The time that a slow sampler takes must not decide what it knows."""
+    world = World(spec(num_trials=9, ask_ahead=2, sampler="tpe"), num_slots=1)
+    world.is_answering = False
+    world.finish(0, 0.5)  # asks for trial 3
+    late = world.asks.pop()
+    world.finish(1, 0.5)
+    answer = world.search.answer(late)
+
+    assert isinstance(answer, e.Asked)
+    assert (answer.trial, answer.num_told) == (3, 1)
 
 
 @pytest.mark.parametrize("cut", [5, 17, 40, 61])

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.events import CommandRecord, ShardEntry
     from strata.coordinator.state.shards import Shard
     from strata.coordinator.state.views import Progress
+    from strata.tune.callbacks import StudyCallback
     from strata.tune.space import SearchSpace
     from strata.tune.study import Study
 
@@ -65,8 +66,9 @@ class TrainingOrchestrator:
         Args:
             coordinator_url: Address of the coordinator; default: start one inside this process.
             checkpoints: Directory or URL for `save` and `restore`.
-            hpt_mode: How `tune` searches: "random", "grid", "sobol", "bayesian", "cmaes", "hyperband", "asha",
-                "median", "bohb", "pbt", or a sampler object of Optuna.
+            hpt_mode: How `tune` searches: "random", "grid", "sobol", "bayesian", "tpe", "cmaes", "nsga2", "hyperband",
+                "asha", "median", "bohb", "pbt"; a sampler or a pruner object of Optuna; or a pair of a sampler and a
+                scheduler, such as `("tpe", "asha")`.
             checkpoint_options: Arguments for `CheckpointManager`: `keep_count`, `compression`, `storage_options`, …
         """
         self.job_id = job_id
@@ -335,9 +337,13 @@ class TrainingOrchestrator:
         engine: str = "local",
         nnodes: int = 1,
         timeout: float | None = None,
+        report_timeout: float | None = None,
         max_failures: int = 3,
         name: str = "",
         seed: int = 0,
+        constraints: Sequence[str] = (),
+        warm_start: Sequence[Study | str | os.PathLike[str]] = (),
+        callbacks: Sequence[StudyCallback] = (),
         options: Mapping[str, Any] | None = None,
     ) -> Study:
         """Call `train_fn(config)` or `train_fn(config, trial)` with many configurations; return the study.
@@ -358,9 +364,16 @@ class TrainingOrchestrator:
             nnodes: Number of machines. Call `tune` on each of them, with the same name and the address of a
                 coordinator. Several machines must share the directory of runs (STRATA_RUNS_DIR).
             timeout: Seconds after which running trials save and stop. The study can be continued.
+            report_timeout: Longest time in seconds that a trial may run without a report of its objective. Then it is
+                killed, which counts as a failure. Default: no limit.
             max_failures: Failures of a trial, without progress between them, after which it is given up.
             name: Name of the study; default: a generated one.
             seed: The same seed and one worker give the same trials.
+            constraints: Limits of metrics that trials report, such as "memory_gb <= 16". A trial that violates one at
+                its end cannot be the best.
+            warm_start: Studies, or their names or directories, whose finished trials the sampler learns from before it
+                chooses. A study that is continued keeps those that it began with.
+            callbacks: Objects to call when a trial starts, reports or ends: see `strata.tune.callbacks.StudyCallback`.
             options: Options of the mode, such as `{"kind": "stop"}` for "asha".
 
         Raises:
@@ -389,7 +402,11 @@ class TrainingOrchestrator:
             nnodes=nnodes,
             coordinator=self._url or "",
             timeout_s=timeout,
+            report_timeout_s=report_timeout,
             max_failures=max_failures,
             name=name,
             seed=seed,
+            constraints=[constraints] if isinstance(constraints, str) else constraints,
+            warm_start=warm_start,
+            callbacks=callbacks,
         )

@@ -26,7 +26,7 @@ from strata.tune import endpoint
 from strata.tune import messages as m
 from strata.tune.processes import Process, ProcessGroup
 from strata.tune.state import events as e
-from strata.tune.state.actions import Ask, Finish, Start, Stop
+from strata.tune.state.actions import Ask, Finish, Kill, Start, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -127,6 +127,7 @@ class Driver:
             self._spawn(self._watch_nodes())
             if self._timeout_s is not None:
                 self._spawn(self._stop_after(self._timeout_s))
+            self._spawn(self._expire_silent())
             try:
                 if recovered is not None:
                     self._carry_out(recovered)
@@ -166,6 +167,7 @@ class Driver:
         )
         for trial in dict.fromkeys(each.trial for each in ends):
             self._drop_job_if_over(trial)
+        self._search.carried_out(handled.facts, now_s=self._clock.monotonic_s())
 
     def _act(self, action: Action) -> None:
         match action:
@@ -175,6 +177,9 @@ class Driver:
                 self._start(action)
             case Stop():
                 self._stop(action)
+            case Kill():
+                group = self._groups[action.slot]
+                self._nodes.kill(group.launch, group.running)
             case Finish():
                 self._finish = action
 
@@ -244,7 +249,7 @@ class Driver:
             trial=start.trial,
             lease=start.lease,
             config=start.config,
-            metrics=self._search.state.spec.metrics,
+            metrics=self._search.state.objectives.names,
             worker=WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints=str(checkpoints)),
         )
 
@@ -398,6 +403,13 @@ class Driver:
     async def _stop_after(self, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)
         self._events.put_nowait(e.StopRequested(reason=f"timeout of {timeout_s:g} s"))
+
+    async def _expire_silent(self) -> None:
+        watch = self._search.watch
+        while watch is not None:
+            await asyncio.sleep(min(max(watch.limit_s / 10, 0.01), 1.0))
+            for event in watch.overdue(now_s=self._clock.monotonic_s()):
+                self._events.put_nowait(event)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from strata.clock import SystemClock
 from strata.errors import ConfigError, RunFailed
+from strata.tune import analysis, export, plots
+from strata.tune.callbacks import Callbacks
 from strata.tune.journal import JOURNAL, StudyJournal, read_journal
 from strata.tune.modes import find_mode
-from strata.tune.search import Search, scheduler_of
+from strata.tune.packages import require
+from strata.tune.schedulers import RunAll
+from strata.tune.search import Search
 from strata.tune.space import SearchSpace
 from strata.tune.state import events as e
 from strata.tune.state.actions import Finish, Handled
+from strata.tune.state.objectives import Limit
 from strata.tune.state.study import StudyState
+from strata.tune.state.watch import Watch
 
 if TYPE_CHECKING:
     import os
@@ -28,12 +36,16 @@ if TYPE_CHECKING:
 
     from strata.launch.record.directory import RunDirectory
     from strata.launch.spec import RunSpec
+    from strata.tune.callbacks import StudyCallback
+    from strata.tune.modes import Mode
     from strata.tune.state.trial import Trial
+
+log = logging.getLogger(__name__)
 
 WORKER = "strata.tune.worker"
 PRELOAD = (WORKER, "cloudpickle")
 """Modules that every trial needs, imported once: they take longer than the fork."""
-FIXED = ("space", "metrics", "directions", "sampler", "scheduler", "scheduler_options", "seed")
+FIXED = ("space", "metrics", "directions", "constraints", "sampler", "scheduler", "scheduler_options", "seed")
 """What cannot change when a study is continued."""
 
 
@@ -60,12 +72,40 @@ class Study:
             raise ConfigError(f"{path} is not the directory of a study; it has no {JOURNAL}")
         opened = facts[0]
         assert isinstance(opened, e.Opened)
-        scheduler = scheduler_of(opened.spec, SearchSpace.from_dict(opened.spec.space))
-        return cls(Path(path), StudyState.replay(opened.spec, scheduler, facts[1:]))
+        return cls(Path(path), StudyState.replay(opened.spec, RunAll(), facts[1:]))  # nothing is decided here
 
     @property
     def name(self) -> str:
         return self._state.spec.name
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the objectives."""
+        return self._state.spec.metrics
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """ "min" or "max", one per objective."""
+        return self._state.spec.directions
+
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        """Limits of metrics, as they were passed to `tune`."""
+        return self._state.spec.constraints
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Names of the objectives and of the metrics in constraints: what `Trial.values` has."""
+        return self._state.objectives.names
+
+    @property
+    def num_known(self) -> int:
+        """Trials of other studies that a warm start has used."""
+        return self._state.num_known
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        return SearchSpace.from_dict(self._state.spec.space)
 
     @property
     def trials(self) -> Sequence[Trial]:
@@ -74,12 +114,14 @@ class Study:
 
     @property
     def best(self) -> Trial:
-        """The finished trial with the best value of the first objective.
+        """The finished trial with the best value of the first objective, among those that meet all constraints.
 
         Raises:
-            RunFailed: No trial has finished; the message has the reason of the last failure.
+            RunFailed: There is none; the message has the reason of the last failure.
         """
         found = self._state.best
+        if found is None and any(each.state == "finished" for each in self.trials):
+            raise RunFailed(f"no trial of study {self.name} meets {' and '.join(self.constraints)}")
         if found is None:
             failed = next((each for each in reversed(self.trials) if each.state == "failed"), None)
             why = f"; trial {failed.number} failed: {failed.reason}" if failed is not None else ""
@@ -87,8 +129,8 @@ class Study:
         return found
 
     @property
-    def pareto(self) -> Sequence[Trial]:
-        """The finished trials that no other one beats in all objectives."""
+    def best_trials(self) -> Sequence[Trial]:
+        """The Pareto front: the finished trials that meet all constraints and that no other one dominates."""
         return self._state.pareto
 
     @property
@@ -101,30 +143,73 @@ class Study:
         """Whether all trials have ended; a study that was stopped can be continued."""
         return self._state.ended is not None and self._state.ended.is_complete
 
+    def trial(self, number: int) -> Trial:
+        """Return a trial by its number."""
+        return self._state.trials[number]
+
+    def values_of(self, trial: Trial) -> dict[str, Any]:
+        """Return the last values of a trial by name; empty if it has reported none."""
+        return dict(zip(self.reported, trial.values, strict=True)) if trial.values else {}
+
+    def is_feasible(self, trial: Trial) -> bool:
+        """Return whether a trial meets all constraints."""
+        return self._state.objectives.is_feasible(trial)
+
+    # -- tables and plots ------------------------------------------------------------------------------------------
+
     def dataframe(self) -> Any:
-        """Return one row per trial: number, state, objectives, configuration, step, duration, reason.
+        """Return one row per trial: number, state, metrics, configuration, step, duration, reason, checkpoint.
 
         Raises:
             ConfigError: pandas is not installed.
         """
-        try:
-            import pandas as pd  # noqa: PLC0415 - optional
-        except ImportError:
-            raise ConfigError("dataframe() needs pandas, which is not installed; pip install pandas") from None
-        return pd.DataFrame([self._row(trial) for trial in self.trials])
+        pandas = require("pandas", "dataframe()", "pip install pandas, or use export()")
+        return pandas.DataFrame(export.rows(self))
 
-    def _row(self, trial: Trial) -> dict[str, Any]:
-        values = trial.values or (None,) * len(self._state.spec.metrics)
-        has_ended = trial.started_s is not None and trial.ended_s is not None
-        return {
-            "number": trial.number,
-            "state": trial.state,
-            **dict(zip(self._state.spec.metrics, values, strict=True)),
-            **{f"config.{name}": value for name, value in trial.config.items()},
-            "step": trial.step,
-            "duration_s": trial.ended_s - trial.started_s if has_ended else None,  # type: ignore[operator]
-            "reason": trial.reason,
-        }
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file: `.csv` and `.parquet` with one row per trial, `.json` with the space and all reports, too.
+
+        Raises:
+            ConfigError: The suffix is unknown, or pyarrow is missing for Parquet.
+        """
+        return export.export(self, path)
+
+    def importances(self, *, objective: str | None = None) -> dict[str, float]:
+        """Return how much each parameter matters for good values (PED-ANOVA), the largest first; the sum is 1.
+
+        Args:
+            objective: Name of an objective; default: all of them together.
+
+        Raises:
+            ConfigError: Optuna is not installed, or the objective is unknown.
+            RunFailed: Fewer than two trials have finished.
+        """
+        return analysis.importances(self, objective)
+
+    def plot_history(self, *, objective: str | None = None, ax: Any = None) -> Any:
+        """Plot the result of every trial and the best so far. This and the other plots draw on `ax`, or on a new
+        figure, and return the axes of matplotlib.
+
+        Raises:
+            ConfigError: matplotlib is not installed, or the objective is unknown.
+        """
+        return plots.history(self, objective, ax)
+
+    def plot_importances(self, *, objective: str | None = None, ax: Any = None) -> Any:
+        """Plot `importances` as bars."""
+        return plots.importances(self, objective, ax)
+
+    def plot_parallel_coordinates(self, *, objective: str | None = None, ax: Any = None) -> Any:
+        """Plot each finished trial as a line through its parameters, colored by its result."""
+        return plots.parallel_coordinates(self, objective, ax)
+
+    def plot_intermediate_values(self, *, objective: str | None = None, ax: Any = None) -> Any:
+        """Plot the reports of all trials over their steps."""
+        return plots.intermediate_values(self, objective, ax)
+
+    def plot_pareto(self, *, objectives: Sequence[str] = (), ax: Any = None) -> Any:
+        """Plot two objectives of every trial, and the Pareto front of these two."""
+        return plots.pareto(self, objectives, ax)
 
     def __repr__(self) -> str:
         states = [trial.state for trial in self.trials]
@@ -147,9 +232,13 @@ def tune(
     nnodes: int,
     coordinator: str,
     timeout_s: float | None,
+    report_timeout_s: float | None,
     max_failures: int,
     name: str,
     seed: int,
+    constraints: Sequence[str],
+    warm_start: Sequence[Study | str | os.PathLike[str]],
+    callbacks: Sequence[StudyCallback],
 ) -> Study:
     """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors."""
     if not isinstance(space, SearchSpace) or not space.parameters:  # type: ignore[redundant-expr]
@@ -167,7 +256,9 @@ def tune(
         raise ConfigError(
             "several machines need a name for the study; pass the same name= on all of them", field="name"
         )
-    chosen, sampler = find_mode(mode)
+    chosen = find_mode(mode)
+    watch = Watch(report_timeout_s) if report_timeout_s is not None else None
+    Limit.parse_all(constraints)
     directory = _directory(
         train_fn,
         name,
@@ -182,6 +273,7 @@ def tune(
         space=space.to_dict(),
         metrics=tuple(metrics),
         directions=tuple(directions),  # type: ignore[arg-type] # checked by the caller
+        constraints=tuple(constraints),
         num_trials=num_trials,
         max_failures=max_failures,
         sampler=chosen.sampler,
@@ -191,12 +283,20 @@ def tune(
         ask_ahead=chosen.ask_ahead,
     )
 
+    known = _known(warm_start, spec, space)
+
+    def opened(journal: StudyJournal) -> tuple[Search, Handled | None]:
+        search, recovered = _opened(journal, spec, chosen, known)
+        search.watch = watch
+        search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
+        return search, recovered
+
     def work() -> Finish:
         from strata.tune.engine import Engine  # noqa: PLC0415 - heavy
 
         return Engine(
             directory,
-            lambda journal: _opened(journal, spec, sampler),
+            opened,
             num_slots=workers,
             workers_per_trial=workers_per_trial,
             timeout_s=timeout_s,
@@ -211,6 +311,18 @@ def tune(
     if not finish.is_complete and finish.reason.startswith("the first "):
         raise RunFailed(f"study {study.name}: {finish.reason}\nlogs: {directory.path / 'logs'}")
     return study
+
+
+def _known(
+    studies: Sequence[Study | str | os.PathLike[str]], spec: e.StudySpec, space: SearchSpace
+) -> Sequence[e.Known]:
+    if not studies:
+        return ()
+    from strata.tune.warm_start import warm_start  # noqa: PLC0415 - it imports this module
+
+    found = warm_start(studies, spec, space)
+    log.log(logging.WARNING if found.skipped else logging.INFO, "study %s: %s", spec.name, found)
+    return found.known
 
 
 def _directory(
@@ -274,11 +386,15 @@ def _shared_directory(spec: RunSpec) -> RunDirectory:
         return runs.RunDirectory(runs.root() / spec.name, spec)
 
 
-def _opened(journal: StudyJournal, spec: e.StudySpec, sampler: object) -> tuple[Search, Handled | None]:
+def _opened(
+    journal: StudyJournal, spec: e.StudySpec, mode: Mode, known: Sequence[e.Known]
+) -> tuple[Search, Handled | None]:
     facts = journal.load()
+    now_s = SystemClock().wall_s()
     if not facts:
-        search = Search(spec, sampler=sampler)
-        journal.append([e.Opened(spec=spec, at_s=SystemClock().wall_s())])
+        search = Search(spec, sampler=mode.sampler_object, pruner=mode.pruner_object)
+        learned = [fact for each in known for fact in search.handle(each, now_s=now_s).facts]
+        journal.append([e.Opened(spec=spec, at_s=now_s), *learned])
         return search, None
     opened = facts[0]
     assert isinstance(opened, e.Opened)
@@ -289,7 +405,7 @@ def _opened(journal: StudyJournal, spec: e.StudySpec, sampler: object) -> tuple[
             "was started with",
             field="name",
         )
-    search = Search.replay(facts, sampler=sampler)
+    search = Search.replay(facts, sampler=mode.sampler_object, pruner=mode.pruner_object)
     recovered = search.recover(now_s=SystemClock().wall_s())
     if spec.num_trials > search.state.num_trials:
         journal.append(recovered.facts)

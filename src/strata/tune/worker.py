@@ -48,6 +48,8 @@ class RunningTrial:
         self.rank = order.worker.identity.rank
         self.world_size = order.worker.identity.world_size
         self._metrics = order.metrics
+        self._latest: dict[str, float | None] = {}
+        """Last reported value of each metric but the first, which may not be in every report."""
         self._link = link
         self._asked_s: float | None = None
         self.last_values: Values | None = None
@@ -71,8 +73,10 @@ class RunningTrial:
         self._send(context.step, metrics)
 
     def _send(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._latest |= {name: _finite(metrics[name]) for name in self._metrics[1:] if name in metrics}
         if self.rank == 0 and self._metrics[0] in metrics:
-            self.last_values = tuple(_finite(metrics.get(name)) for name in self._metrics)
+            others = [self._latest.get(name) for name in self._metrics[1:]]
+            self.last_values = (_finite(metrics[self._metrics[0]]), *others)
             self._link.report(step, self.last_values)
 
     def _stop_if_asked(self, context: Context | None) -> None:

@@ -25,14 +25,20 @@ _GUIDED: dict[str, Callable[..., Sampler]] = {
     "tpe": optuna.tpe,
     "gp": optuna.gaussian_process,
     "cmaes": optuna.cma_es,
+    "nsga2": optuna.nsga2,
 }
 NAMES = (*_PLAIN, *_GUIDED)
 
 
 def make_sampler(
-    sampler: object, space: SearchSpace, *, seed: int, directions: Sequence[Direction] = ("min",)
+    sampler: object,
+    space: SearchSpace,
+    *,
+    seed: int,
+    directions: Sequence[Direction] = ("min",),
+    num_trials: int = 100,
 ) -> Sampler:
-    """Return a sampler by its name, or for a sampler object of Optuna.
+    """Return a sampler by its name, or for a sampler object of Optuna. `num_trials`: how many the study plans.
 
     Raises:
         ConfigError: It is unknown, does not fit the space, or needs a package that is not installed.
@@ -42,5 +48,5 @@ def make_sampler(
     if sampler in _PLAIN:
         return _PLAIN[sampler](space, seed=seed)
     if sampler in _GUIDED:
-        return _GUIDED[sampler](space, seed=seed, directions=directions)
+        return _GUIDED[sampler](space, seed=seed, directions=directions, num_trials=num_trials)
     raise ConfigError(f"sampler {sampler!r} is unknown; use {', '.join(NAMES)}, or a sampler object of Optuna")

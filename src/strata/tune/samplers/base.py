@@ -26,6 +26,8 @@ class Outcome:
     """One finite value per objective; empty if the trial has none. Those of a pruned trial are from its last report."""
     step: int | None = None
     """Step of these values."""
+    violations: tuple[float, ...] = ()
+    """One finite number per constraint on metrics; it holds up to 0."""
 
 
 FAILED = Outcome("failed")

@@ -9,39 +9,29 @@ nearest configuration that they allow.
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import importlib.util
-import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strata.errors import ConfigError
+from strata.tune.packages import is_gaussian_process, optuna_module, quiet
 from strata.tune.samplers.base import Sampler
 from strata.tune.space.neighbors import repair
 from strata.tune.space.parameters import Choice, Float, Int
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from strata.tune.samplers.base import Direction, Outcome
     from strata.tune.space.parameters import Config, Parameter
     from strata.tune.space.space import SearchSpace
 
-
-def optuna_module() -> Any:
-    """
-    Raises:
-        ConfigError: Optuna is not installed.
-    """
-    try:
-        import optuna  # noqa: PLC0415 - optional, and takes half a second
-    except ImportError:
-        raise ConfigError(
-            "this mode needs Optuna, which is not installed; pip install 'strata-runtime[tune]', or use 'random', "
-            "'grid', 'sobol', 'asha' or 'hyperband'"
-        ) from None
-    return optuna
+MAX_GP_TRIALS = 1_000
+"""Planned trials of a study up to which a Gaussian process answers within seconds."""
+MANY_VALUES = 16
+"""Integers and steps with more values than this count as continuous."""
 
 
 class OptunaSampler(Sampler):
@@ -52,14 +42,12 @@ class OptunaSampler(Sampler):
         *,
         seed: int,
         directions: Sequence[Direction] = ("min",),
-        is_slow: bool = False,
     ) -> None:
         """
         Args:
-            sampler: An instance of `optuna.samplers.BaseSampler`.
+            sampler: An instance of `optuna.samplers.BaseSampler`. It is copied, so that a study which is continued
+                with the same object starts from the state that the object was given in.
             seed: For what Optuna does not decide: configurations that violate a constraint.
-            is_slow: Do not ask again on a replay. A resumed study knows the same outcomes, but may continue with other
-                configurations than it would have without the interruption.
         """
         optuna = optuna_module()
         if not isinstance(sampler, optuna.samplers.BaseSampler):
@@ -68,11 +56,16 @@ class OptunaSampler(Sampler):
             )
         self._space = space
         self._rng = np.random.default_rng(seed)
-        self._is_slow = is_slow
+        self._is_slow = is_gaussian_process(sampler)
+        """Do not ask again on a replay. A resumed study knows the same outcomes, but may continue with other
+        configurations than it would have without the interruption.
+        """
         self._states = optuna.trial.TrialState
-        with _quiet():
+        with quiet(optuna):
             self._study = optuna.create_study(
-                directions=[f"{each}imize" for each in directions], sampler=sampler, pruner=optuna.pruners.NopPruner()
+                directions=[f"{each}imize" for each in directions],
+                sampler=copy.deepcopy(sampler),
+                pruner=optuna.pruners.NopPruner(),
             )
         self._running: dict[int, Any] = {}
         """Optuna's trials by our numbers."""
@@ -83,8 +76,7 @@ class OptunaSampler(Sampler):
         if self._space.is_allowed(config):
             self._running[number] = trial
             return config
-        with _quiet():
-            self._study.tell(trial, state=self._states.FAIL)
+        self._study.tell(trial, state=self._states.FAIL)
         config = repair(self._space, config, self._rng)
         self.add(number, config)
         return config
@@ -102,14 +94,16 @@ class OptunaSampler(Sampler):
         if trial is None:
             return
         is_single = len(self._study.directions) == 1
-        with _quiet():
-            if outcome.state == "finished" and outcome.values:
-                self._study.tell(trial, list(outcome.values))
-            elif outcome.state == "pruned" and outcome.values and is_single:
-                trial.report(outcome.values[0], outcome.step or 0)
-                self._study.tell(trial, state=self._states.PRUNED)
-            else:  # Optuna cannot prune with several objectives
-                self._study.tell(trial, state=self._states.FAIL)
+        if outcome.values:
+            for number, violation in enumerate(outcome.violations):
+                trial.set_constraint(str(number), violation)
+        if outcome.state == "finished" and outcome.values:
+            self._study.tell(trial, list(outcome.values))
+        elif outcome.state == "pruned" and outcome.values and is_single:
+            trial.report(outcome.values[0], outcome.step or 0)
+            self._study.tell(trial, state=self._states.PRUNED)
+        else:  # Optuna cannot prune with several objectives
+            self._study.tell(trial, state=self._states.FAIL)
 
     def replay(self, number: int, config: Config) -> None:
         if self._is_slow:
@@ -146,48 +140,62 @@ def _encoded(parameter: Parameter, value: Any) -> Any:
     return parameter.index(value) if isinstance(parameter, Choice) else value
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Optuna from announcing a study and every failed trial on stderr; Strata has its own output."""
-    logger = logging.getLogger("optuna")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 # -- by name -----------------------------------------------------------------------------------------------------------
 
 
-def tpe(space: SearchSpace, *, seed: int, directions: Sequence[Direction] = ("min",)) -> OptunaSampler:
+def tpe(space: SearchSpace, *, seed: int, directions: Sequence[Direction], num_trials: int) -> OptunaSampler:  # noqa: ARG001
     """Return a tree-structured Parzen estimator: any space, fast, good from about twenty trials on."""
     sampler = optuna_module().samplers.TPESampler(seed=_short(seed))
     return OptunaSampler(space, sampler, seed=seed, directions=directions)
 
 
-def gaussian_process(space: SearchSpace, *, seed: int, directions: Sequence[Direction] = ("min",)) -> OptunaSampler:
-    """Return a Gaussian process, the best choice for few trials; TPE where torch or scipy is not installed."""
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("scipy") is None:
-        return tpe(space, seed=seed, directions=directions)
+def gaussian_process(
+    space: SearchSpace, *, seed: int, directions: Sequence[Direction], num_trials: int
+) -> OptunaSampler:
+    """Return a Gaussian process, the best choice for few trials. The time that it takes grows with their number, so a
+    long study has CMA-ES instead if all parameters are continuous, or else TPE; so does one without torch or scipy.
+    """
+    is_missing = any(importlib.util.find_spec(each) is None for each in ("torch", "scipy"))
+    if num_trials > MAX_GP_TRIALS and len(directions) == 1 and _is_continuous(space) and _has_cmaes():
+        return cma_es(space, seed=seed, directions=directions, num_trials=num_trials)
+    if is_missing or num_trials > MAX_GP_TRIALS:
+        return tpe(space, seed=seed, directions=directions, num_trials=num_trials)
     sampler = optuna_module().samplers.GPSampler(seed=_short(seed), deterministic_objective=False)
-    return OptunaSampler(space, sampler, seed=seed, directions=directions, is_slow=True)
+    return OptunaSampler(space, sampler, seed=seed, directions=directions)
 
 
-def cma_es(space: SearchSpace, *, seed: int, directions: Sequence[Direction] = ("min",)) -> OptunaSampler:
+def cma_es(space: SearchSpace, *, seed: int, directions: Sequence[Direction], num_trials: int) -> OptunaSampler:  # noqa: ARG001
     """Return CMA-ES, for long studies of continuous parameters; it draws choices at random.
 
     Raises:
         ConfigError: cmaes is not installed, or there are several objectives.
     """
     optuna = optuna_module()
-    if importlib.util.find_spec("cmaes") is None:
+    if not _has_cmaes():
         raise ConfigError("'cmaes' needs the package cmaes; pip install 'strata-runtime[tune]', or use 'bayesian'")
     if len(directions) > 1:
         raise ConfigError("'cmaes' optimizes one objective; use 'bayesian' for several", field="metric")
     sampler = optuna.samplers.CmaEsSampler(seed=_short(seed), warn_independent_sampling=False)
     return OptunaSampler(space, sampler, seed=seed, directions=directions)
+
+
+def nsga2(space: SearchSpace, *, seed: int, directions: Sequence[Direction], num_trials: int) -> OptunaSampler:  # noqa: ARG001
+    """Return NSGA-II, a genetic algorithm for hundreds of trials with several objectives."""
+    sampler = optuna_module().samplers.NSGAIISampler(seed=_short(seed))
+    return OptunaSampler(space, sampler, seed=seed, directions=directions)
+
+
+def _has_cmaes() -> bool:
+    return importlib.util.find_spec("cmaes") is not None
+
+
+def _is_continuous(space: SearchSpace) -> bool:
+    """Return whether CMA-ES can move all parameters: numbers with many values, without conditions."""
+    return all(
+        not isinstance(each, Choice) and not each.when and (each.num_values is None or each.num_values > MANY_VALUES)
+        for each in space.parameters.values()
+        if each.num_values != 1
+    )
 
 
 def _short(seed: int) -> int:

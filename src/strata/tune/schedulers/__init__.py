@@ -4,12 +4,13 @@ seed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from strata.errors import ConfigError
-from strata.tune.schedulers.base import CONTINUE, Resume, RunAll, Scheduler, StartNew, Verdict, Wait
+from strata.tune.schedulers.base import CONTINUE, Losses, Resume, RunAll, Scheduler, StartNew, Verdict, Wait
 from strata.tune.schedulers.halving import asha, hyperband
 from strata.tune.schedulers.median import Median
+from strata.tune.schedulers.optuna import PrunerScheduler
 from strata.tune.schedulers.pbt import PopulationBased
 
 if TYPE_CHECKING:
@@ -17,7 +18,18 @@ if TYPE_CHECKING:
 
     from strata.tune.schedulers.pbt import Perturb
 
-__all__ = ["CONTINUE", "NAMES", "Resume", "Scheduler", "StartNew", "Verdict", "Wait", "make_scheduler"]
+__all__ = [
+    "CONTINUE",
+    "NAMES",
+    "Losses",
+    "Resume",
+    "RunAll",
+    "Scheduler",
+    "StartNew",
+    "Verdict",
+    "Wait",
+    "make_scheduler",
+]
 
 _BY_NAME: dict[str, Callable[..., Scheduler]] = {
     "none": RunAll,
@@ -28,12 +40,24 @@ _BY_NAME: dict[str, Callable[..., Scheduler]] = {
 NAMES = (*_BY_NAME, "pbt")
 
 
-def make_scheduler(name: str, options: Mapping[str, Any], *, perturb: Perturb, seed: int) -> Scheduler:
-    """Return a scheduler by its name.
+def make_scheduler(
+    scheduler: object,
+    options: Mapping[str, Any],
+    *,
+    perturb: Perturb,
+    seed: int,
+    direction: Literal["min", "max"] = "min",
+) -> Scheduler:
+    """Return a scheduler by its name, or for a pruner object of Optuna.
 
     Raises:
-        ConfigError: The name or an option is unknown or invalid.
+        ConfigError: The name or an option is unknown or invalid, or Optuna is not installed.
     """
+    if not isinstance(scheduler, str):
+        if options:
+            raise ConfigError("options are for modes by name; pass them to the pruner itself", field="options")
+        return PrunerScheduler(scheduler, direction=direction)
+    name = scheduler
     if name not in NAMES:
         raise ConfigError(f"scheduler {name!r} is unknown; use {', '.join(NAMES)}", field="scheduler")
     try:

@@ -11,6 +11,8 @@ import abc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from strata.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -51,16 +53,31 @@ class Wait:
 
 
 Decision = Resume | StartNew | Wait
+Losses = tuple[float, ...]
+"""One per objective. Lower is better; infinite if the metric was not a number."""
+Compare = Literal["dominance", "first"]
+"""How trials with several objectives are compared: a trial is better if it is better in one objective and worse in
+none, or if it is better in the first.
+"""
+
+
+def check_compare(compare: str) -> None:
+    """
+    Raises:
+        ConfigError: It is unknown.
+    """
+    if compare not in ("dominance", "first"):
+        raise ConfigError(f"compare={compare!r} is unknown; use 'dominance' or 'first'", field="compare")
 
 
 class Scheduler(abc.ABC):
-    """Trials are numbers. A loss is better when it is lower, and infinite if the metric was not a number."""
+    """Trials are numbers."""
 
     def started(self, trial: int, config: Config) -> None:  # noqa: B027 - optional
         """A new trial has started."""
 
     @abc.abstractmethod
-    def reported(self, trial: int, step: int, loss: float, *, is_contended: bool) -> Verdict:
+    def reported(self, trial: int, step: int, losses: Losses, *, is_contended: bool) -> Verdict:
         """Return what follows from a report. Steps of a trial increase. `is_contended`: others wait for a slot."""
 
     def resumed(self, trial: int, config: Config) -> None:  # noqa: B027 - optional
@@ -77,5 +94,5 @@ class Scheduler(abc.ABC):
 class RunAll(Scheduler):
     """Let every trial run to its end."""
 
-    def reported(self, trial: int, step: int, loss: float, *, is_contended: bool) -> Verdict:  # noqa: ARG002
+    def reported(self, trial: int, step: int, losses: Losses, *, is_contended: bool) -> Verdict:  # noqa: ARG002
         return CONTINUE

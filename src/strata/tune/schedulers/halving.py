@@ -11,23 +11,26 @@ two kinds:
 Hyperband runs brackets that start at r, r·η, r·η², …: the later ones protect trials whose first losses mislead. A new
 trial joins the bracket that lacks most of its share; each bracket has the share of trials that gives all of them about
 the same number of steps.
+
+With several objectives, "among the best 1/η" means that fewer than 1/η of the trials at the rung dominate it.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from strata.errors import ConfigError
 from strata.printing import counted
-from strata.tune.schedulers.base import CONTINUE, Resume, Scheduler, StartNew, Verdict, Wait
+from strata.tune.schedulers.base import CONTINUE, Resume, Scheduler, StartNew, Verdict, Wait, check_compare
+from strata.tune.schedulers.rungs import OrderedRung, ParetoRung
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from strata.tune.schedulers.base import Decision
+    from strata.tune.schedulers.base import Compare, Decision, Losses
+    from strata.tune.schedulers.rungs import Rung
     from strata.tune.space.parameters import Config
 
 Kind = Literal["promote", "stop"]
@@ -36,57 +39,10 @@ MAX_BRACKETS = 8
 
 
 @dataclass(slots=True)
-class _Rung:
-    """The trials that have reached one step of a bracket."""
-
-    step: int
-    ranked: list[tuple[float, int]] = field(default_factory=list)
-    """Loss and trial, the best first."""
-    waiting: list[tuple[float, int]] = field(default_factory=list)
-    """Those of them that may still be promoted, in the same order."""
-    losses: dict[int, float] = field(default_factory=dict)
-    promoted: set[int] = field(default_factory=set)
-
-    def add(self, trial: int, loss: float) -> None:
-        self.losses[trial] = loss
-        insort(self.ranked, (loss, trial))
-        if loss < math.inf:
-            insort(self.waiting, (loss, trial))
-
-    def promote(self, trial: int) -> None:
-        self.promoted.add(trial)
-        self.withdraw(trial)
-
-    def withdraw(self, trial: int) -> None:
-        loss = self.losses.get(trial, math.inf)
-        at = bisect_left(self.waiting, (loss, trial))
-        if at < len(self.waiting) and self.waiting[at][1] == trial:
-            del self.waiting[at]
-
-    def remove(self, trial: int) -> None:
-        self.withdraw(trial)
-        self.ranked.remove((self.losses.pop(trial), trial))
-        self.promoted.discard(trial)
-
-    def rank(self, loss: float, trial: int) -> int:
-        return bisect_left(self.ranked, (loss, trial))
-
-    def best(self, num: int, among: Collection[int]) -> tuple[int, int] | None:
-        """Return the best of the first `num` trials that waits and is among these, and its rank."""
-        for loss, trial in self.waiting:
-            rank = self.rank(loss, trial)
-            if rank >= num:
-                return None
-            if trial in among:
-                return trial, rank
-        return None
-
-
-@dataclass(slots=True)
 class _Bracket:
     weight: float
     first_factor: int
-    rungs: list[_Rung] = field(default_factory=list)
+    rungs: list[Rung] = field(default_factory=list)
     num_trials: int = 0
 
 
@@ -106,6 +62,7 @@ class Halving(Scheduler):
         min_step: int | None = None,
         max_step: int | None = None,
         num_brackets: int = 1,
+        compare: Compare = "dominance",
     ) -> None:
         """
         Args:
@@ -113,6 +70,7 @@ class Halving(Scheduler):
             min_step: Step of the first rung; default: the first step that any trial reports.
             max_step: No rung at this step or later; default: rungs up to the end of the longest trial.
             num_brackets: 1 is ASHA, more are Hyperband.
+            compare: "first" looks only at the first of several objectives.
 
         Raises:
             ConfigError: A value is out of range.
@@ -127,7 +85,9 @@ class Halving(Scheduler):
             raise ConfigError(f"min_step={min_step} must be 1 or more", field="min_step")
         if max_step is not None and max_step <= (min_step or 1):
             raise ConfigError(f"max_step={max_step} must be above min_step={min_step or 1}", field="max_step")
+        check_compare(compare)
         self._kind = kind
+        self._is_first_only = compare == "first"
         self._eta = eta
         self._min_step = min_step
         self._max_step = max_step
@@ -148,21 +108,22 @@ class Halving(Scheduler):
         self._brackets[index].num_trials += 1
         self._places[trial] = _Place(index)
 
-    def reported(self, trial: int, step: int, loss: float, *, is_contended: bool) -> Verdict:  # noqa: ARG002
+    def reported(self, trial: int, step: int, losses: Losses, *, is_contended: bool) -> Verdict:  # noqa: ARG002
         if self._min_step is None:
             self._min_step = max(1, step)
+        losses = losses[:1] if self._is_first_only else losses
         place = self._places[trial]
         bracket = self._brackets[place.bracket]
         rung = None
         while (below := self._next_step(bracket, place.num_rungs)) is not None and below <= step:
             if rung is not None:
                 rung.promote(trial)  # one report has passed several rungs
-            rung = self._rung(bracket, place.num_rungs)
-            rung.add(trial, loss)
+            rung = self._rung(bracket, place.num_rungs, len(losses))
+            rung.add(trial, losses)
             place.num_rungs += 1
         if rung is None:
             return CONTINUE
-        return self._decide(rung, trial, loss)
+        return self._decide(rung, trial, losses)
 
     def resumed(self, trial: int, config: Config) -> None:  # noqa: ARG002
         place = self._places[trial]
@@ -183,10 +144,9 @@ class Halving(Scheduler):
     def choose(self, paused: Collection[int], running: Collection[int], *, has_new: bool) -> Decision:
         if self._kind == "promote" and paused:
             for rung in self._from_highest():
-                found = rung.best(len(rung.ranked) // self._eta, paused)
-                if found is not None:
-                    trial, rank = found
-                    return Resume(trial, f"place {rank + 1} of {len(rung.ranked)} at step {rung.step}")
+                trial = rung.best(rung.num_trials // self._eta, paused)
+                if trial is not None:
+                    return Resume(trial, rung.describe(trial))
         if has_new:
             return StartNew()
         return self._finish(paused, running)
@@ -201,24 +161,26 @@ class Halving(Scheduler):
             coming[place.bracket] = min(coming[place.bracket], place.num_rungs)
         for index, bracket in enumerate(self._brackets):
             for rung in bracket.rungs[: coming[index]]:
-                if rung.promoted or not rung.ranked:
+                if rung.promoted or not rung.num_trials:
                     continue
-                found = rung.best(1, paused)
-                if found is not None:
-                    return Resume(found[0], f"the best of {counted(len(rung.ranked), 'trial')} at step {rung.step}")
+                trial = rung.best(1, paused)
+                if trial is not None:
+                    return Resume(trial, f"the best of {counted(rung.num_trials, 'trial')} at step {rung.step}")
                 break
         return Wait()
 
-    def _decide(self, rung: _Rung, trial: int, loss: float) -> Verdict:
-        num, rank = len(rung.ranked), rung.rank(loss, trial)
-        num_best = num // self._eta if self._kind == "promote" else max(1, num // self._eta)
-        if rank < num_best and loss < math.inf:
+    def _decide(self, rung: Rung, trial: int, losses: Losses) -> Verdict:
+        num_best = rung.num_trials // self._eta
+        if self._kind == "stop":
+            num_best = max(1, num_best)
+        is_number = max(losses) < math.inf
+        if rung.rank(trial) < num_best and is_number:
             rung.promote(trial)
             return CONTINUE
         what: Literal["stop", "pause"] = "stop" if self._kind == "stop" else "pause"
-        if loss == math.inf:
+        if not is_number:
             return Verdict(what, f"its metric is not a number at step {rung.step}")
-        return Verdict(what, f"place {rank + 1} of {num} at step {rung.step}; the best 1/{self._eta} go on")
+        return Verdict(what, f"{rung.describe(trial)}; the best 1/{self._eta} go on")
 
     def _next_step(self, bracket: _Bracket, index: int) -> int | None:
         assert self._min_step is not None
@@ -227,20 +189,27 @@ class Halving(Scheduler):
             return None
         return int(step)
 
-    def _rung(self, bracket: _Bracket, index: int) -> _Rung:
+    def _rung(self, bracket: _Bracket, index: int, num_objectives: int) -> Rung:
         if index == len(bracket.rungs):
             step = self._next_step(bracket, index)
             assert step is not None
-            bracket.rungs.append(_Rung(step))
+            bracket.rungs.append(OrderedRung(step) if num_objectives == 1 else ParetoRung(step, num_objectives))
         return bracket.rungs[index]
 
-    def _from_highest(self) -> Iterator[_Rung]:
+    def _from_highest(self) -> Iterator[Rung]:
         rungs = [rung for bracket in self._brackets for rung in bracket.rungs]
         return iter(sorted(rungs, key=lambda rung: -rung.step))
 
 
-def asha(*, kind: Kind = "promote", eta: int = 4, min_step: int | None = None, max_step: int | None = None) -> Halving:
-    return Halving(kind=kind, eta=eta, min_step=min_step, max_step=max_step)
+def asha(
+    *,
+    kind: Kind = "promote",
+    eta: int = 4,
+    min_step: int | None = None,
+    max_step: int | None = None,
+    compare: Compare = "dominance",
+) -> Halving:
+    return Halving(kind=kind, eta=eta, min_step=min_step, max_step=max_step, compare=compare)
 
 
 def hyperband(
@@ -250,8 +219,9 @@ def hyperband(
     min_step: int | None = None,
     max_step: int | None = None,
     num_brackets: int = 3,
+    compare: Compare = "dominance",
 ) -> Halving:
     """Return Hyperband. With `min_step` and `max_step`, no bracket starts beyond the last rung that they allow."""
     if min_step is not None and max_step is not None and max_step > min_step and eta >= 2:
         num_brackets = min(num_brackets, max(1, math.ceil(math.log(max_step / min_step, eta))))
-    return Halving(kind=kind, eta=eta, min_step=min_step, max_step=max_step, num_brackets=num_brackets)
+    return Halving(kind=kind, eta=eta, min_step=min_step, max_step=max_step, num_brackets=num_brackets, compare=compare)

@@ -1,8 +1,8 @@
 """Population based training: all trials train together, and poor ones continue from copies of good ones.
 
-At every `interval` steps a trial is compared with the last losses of the others. One in the worst quarter continues
-from the checkpoint of a trial in the best quarter, with a perturbed copy of its configuration. If the population is
-larger than the number of slots, trials take turns, the one with the fewest steps first.
+At every `interval` steps a trial is compared with the last losses of the others, by the first objective. One in the
+worst quarter continues from the checkpoint of a trial in the best quarter, with a perturbed copy of its configuration.
+If the population is larger than the number of slots, trials take turns, the one with the fewest steps first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strata.tune.schedulers.base import CONTINUE, Resume, Scheduler, StartNew, V
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from strata.tune.schedulers.base import Decision
+    from strata.tune.schedulers.base import Decision, Losses
     from strata.tune.space.parameters import Config
 
     Perturb = Callable[[Config, np.random.Generator], Config]
@@ -57,9 +57,9 @@ class PopulationBased(Scheduler):
     def started(self, trial: int, config: Config) -> None:
         self._members[trial] = _Member(config)
 
-    def reported(self, trial: int, step: int, loss: float, *, is_contended: bool) -> Verdict:
+    def reported(self, trial: int, step: int, losses: Losses, *, is_contended: bool) -> Verdict:
         member = self._members[trial]
-        member.step, member.loss = step, loss
+        member.step, member.loss = step, losses[0]
         if step < member.compared_at + self._interval:
             return CONTINUE
         member.compared_at = step

@@ -41,6 +41,16 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """End the worker of a trial, which does not answer; report its death as of any other."""
+
+    trial: int
+    lease: int
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The study has ended."""
 
@@ -48,7 +58,7 @@ class Finish:
     is_complete: bool
 
 
-Action = Ask | Start | Stop | Finish
+Action = Ask | Start | Stop | Kill | Finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,18 @@ FORMAT = 1
 MAX_TRIALS = 100_000
 MAX_SLOTS = 10_000
 MAX_OBJECTIVES = 8
+MAX_CONSTRAINTS = 8
+MAX_KNOWN = 10_000
+"""Trials of other studies."""
+MAX_STEP = 2**63 - 1
 MAX_CONFIG_BYTES = 64 << 10
 MAX_REASON = 2_000
 """Characters of a reason, such as the last words of a failed trial."""
 
-StopWhy = Literal["prune", "pause", "preempt", "end"]
-"""Why a running trial is stopped: it ends; a better one runs first; its slot is gone; the study stops."""
+StopWhy = Literal["prune", "pause", "preempt", "end", "expire"]
+"""Why a running trial is stopped: it ends; a better one runs first; its slot is gone; the study stops; it was silent
+for too long, and is killed.
+"""
 Values = tuple[float | None, ...]
 
 
@@ -37,8 +43,10 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     space: dict[str, Any]
     """As `SearchSpace.to_dict` returns it."""
     metrics: tuple[str, ...] = ("loss",)
-    """Objectives. Schedulers compare trials by the first."""
+    """Objectives."""
     directions: tuple[Literal["min", "max"], ...] = ("min",)
+    constraints: tuple[str, ...] = ()
+    """Limits of other metrics, such as "memory_gb <= 16"."""
     num_trials: int = 100
     max_failures: int = 3
     """Failures in a row, without progress between them, after which a trial has failed."""
@@ -83,6 +91,15 @@ class Opened(Fact, frozen=True, kw_only=True):
     spec: StudySpec
 
 
+class Known(Fact, frozen=True, kw_only=True):
+    """A trial of another study, which the sampler learns from before it chooses."""
+
+    source: str
+    config: dict[str, bool | int | float | str | None]
+    values: tuple[float, ...]
+    """As a report of this study would have them."""
+
+
 class Asked(Fact, frozen=True, kw_only=True):
     """The configuration of a trial is known."""
 
@@ -107,6 +124,7 @@ class Reported(Fact, frozen=True, kw_only=True):
     lease: int
     step: int
     values: Values
+    """Of the objectives and then of the metrics in constraints: see `Objectives.names`."""
 
 
 class Saved(Fact, frozen=True, kw_only=True):
@@ -145,6 +163,14 @@ class Lost(Fact, frozen=True, kw_only=True):
     reason: str
     is_blameless: bool = False
     """The trial cannot be the cause: its machine or the driver was restarted."""
+
+
+class Expired(Fact, frozen=True, kw_only=True):
+    """A trial has reported nothing for too long."""
+
+    trial: int
+    lease: int
+    reason: str
 
 
 class Stopped(Fact, frozen=True, kw_only=True):
@@ -224,6 +250,7 @@ class Ended(Fact, frozen=True, kw_only=True):
 
 Event = (
     Opened
+    | Known
     | Asked
     | Exhausted
     | Reported
@@ -231,6 +258,7 @@ Event = (
     | Finished
     | Failed
     | Lost
+    | Expired
     | Stopped
     | Resized
     | Extended
@@ -241,7 +269,7 @@ Event = (
     | Pruned
     | Ended
 )
-FromWorker = Reported | Saved | Finished | Failed | Lost | Stopped
+FromWorker = Reported | Saved | Finished | Failed | Lost | Expired | Stopped
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -18,7 +18,8 @@ from strata.errors import InvalidArgument
 from strata.printing import counted
 from strata.tune.schedulers.base import Resume, Wait
 from strata.tune.state import events as e
-from strata.tune.state.actions import Ask, Finish, Handled, Start, Stop
+from strata.tune.state.actions import Ask, Finish, Handled, Kill, Start, Stop
+from strata.tune.state.objectives import Objectives
 from strata.tune.state.trial import Trial
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ MAX_FAILED_FIRST = 10
 class StudyState:
     def __init__(self, spec: e.StudySpec, scheduler: Scheduler) -> None:
         self.spec = spec
+        self.objectives = Objectives(spec)
+        self.num_known = 0
+        """Trials of other studies that the sampler has learned from."""
         self.num_trials = spec.num_trials
         self.num_slots = 0
         self.trials: dict[int, Trial] = {}
@@ -60,6 +64,8 @@ class StudyState:
         """Running trials whose slots are gone; their ends follow."""
         self._appliers: dict[type, Callable[..., Verdict | None]] = {
             e.Opened: lambda _: None,
+            e.Known: self._known,
+            e.Expired: lambda _: None,
             e.Asked: self._asked,
             e.Exhausted: self._exhausted,
             e.Reported: self._reported,
@@ -158,7 +164,14 @@ class StudyState:
                     )
             case e.StopRequested():
                 return "the study has already been stopped" if self.stop_reason or self.ended else ""
-            case e.Reported() | e.Saved() | e.Finished() | e.Failed() | e.Lost() | e.Stopped():
+            case e.Known(config=config, values=values):
+                if self.num_asked or self.num_known >= e.MAX_KNOWN:
+                    raise InvalidArgument(
+                        f"a study can begin with at most {e.MAX_KNOWN:,} trials of others, before its own"
+                    )
+                self._check_values(values, "a trial of another study")
+                e.check_config(config)
+            case e.Reported() | e.Saved() | e.Finished() | e.Failed() | e.Lost() | e.Expired() | e.Stopped():
                 return self._check_worker(event)
             case _:
                 raise InvalidArgument(f"{type(event).__name__} is decided by the study itself")
@@ -172,21 +185,25 @@ class StudyState:
             return f"trial {trial.number} has already {trial.state}"
         if event.lease != trial.lease or trial.state != "running":
             return f"trial {trial.number} no longer runs under lease {event.lease}"
-        values = event.values if isinstance(event, e.Reported | e.Finished) else None
-        if values is not None and len(values) != len(self.spec.metrics):
-            raise InvalidArgument(
-                f"trial {trial.number} has {counted(len(values), 'value')}; the study has "
-                f"{counted(len(self.spec.metrics), 'objective')}: {', '.join(self.spec.metrics)}",
-                field="values",
-            )
+        if isinstance(event, e.Reported | e.Finished) and event.values is not None:
+            self._check_values(event.values, f"trial {trial.number}")
+        if isinstance(event, e.Reported | e.Expired) and trial.stopping is not None:
+            return f"trial {trial.number} was asked to stop"
         if isinstance(event, e.Reported):
-            if event.step < 0:
-                raise InvalidArgument(f"step={event.step} of trial {trial.number} must be 0 or more", field="step")
-            if trial.stopping is not None:
-                return f"trial {trial.number} was asked to stop"
+            if not 0 <= event.step <= e.MAX_STEP:
+                return f"step {event.step} of trial {trial.number} is not between 0 and 2**63 - 1"
             if trial.step is not None and event.step <= trial.step:
                 return f"trial {trial.number} has already reported step {trial.step}"
         return ""
+
+    def _check_values(self, values: e.Values, whose: str) -> None:
+        names = self.objectives.names
+        if len(values) != len(names):
+            raise InvalidArgument(
+                f"{whose} has {counted(len(values), 'value')}; the study has {counted(len(names), 'metric')}: "
+                f"{', '.join(names)}",
+                field="values",
+            )
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
@@ -196,8 +213,12 @@ class StudyState:
             assert isinstance(event, e.Reported)
             why: e.StopWhy = "prune" if verdict.what == "stop" else "pause"
             yield e.StopSent(trial=event.trial, lease=event.lease, why=why, reason=verdict.reason)
-        if isinstance(event, e.Saved):
+        if isinstance(event, e.Expired):
+            yield e.StopSent(trial=event.trial, lease=event.lease, why="expire", reason=event.reason)
+        if isinstance(event, e.Saved | e.Known):
             return
+        if isinstance(event, e.Reported) and len(self._slots) >= self.num_slots:
+            return  # a report frees no slot
         while (fact := self._next_fact()) is not None:
             yield fact
 
@@ -284,11 +305,17 @@ class StudyState:
             case e.StopSent(trial=number):
                 slot = self.trials[number].slot
                 assert slot is not None
-                yield Stop(number, fact.lease, slot, fact.reason, is_saving=fact.why != "prune")
+                if fact.why == "expire":
+                    yield Kill(number, fact.lease, slot, fact.reason)
+                else:
+                    yield Stop(number, fact.lease, slot, fact.reason, is_saving=fact.why != "prune")
             case e.Ended():
                 yield Finish(fact.reason, fact.is_complete)
 
     # -- apply -----------------------------------------------------------------------------------------------------
+
+    def _known(self, fact: e.Known) -> None:  # noqa: ARG002 - only the sampler needs its contents
+        self.num_known += 1
 
     def _asking_begun(self, fact: e.Asking) -> None:
         self.asking[fact.trial] = None
@@ -326,11 +353,11 @@ class StudyState:
         trial = self.trials[fact.trial]
         trial.step, trial.values = fact.step, fact.values
         trial.series.add(fact.step, fact.values)
-        loss = self.loss(fact.values)
-        trial.best = min(trial.best, loss)
-        self.has_value |= loss < math.inf
+        losses = self.objectives.losses(fact.values)
+        trial.best = min(trial.best, losses[0])
+        self.has_value |= losses[0] < math.inf
         is_contended = bool(self._queue) or bool(self._paused) or self._can_ask
-        return self._scheduler.reported(trial.number, fact.step, loss, is_contended=is_contended)
+        return self._scheduler.reported(trial.number, fact.step, losses, is_contended=is_contended)
 
     def _saved(self, fact: e.Saved) -> None:
         trial = self.trials[fact.trial]
@@ -350,30 +377,26 @@ class StudyState:
     def _finished(self, fact: e.Finished) -> None:
         trial = self.trials[fact.trial]
         values = fact.values if fact.values is not None else trial.values
-        metrics = self.spec.metrics
+        names = self.objectives.names
         if not values:
-            names = " and ".join(metrics)
-            self._over(trial, "failed", fact.at_s, f"it returned without having reported {names}; report or return it")
-        elif missing := [name for name, value in zip(metrics, values, strict=True) if not _is_finite(value)]:
+            metrics = " and ".join(names)
+            what = f"it returned without having reported {metrics}; report or return it"
+            self._over(trial, "failed", fact.at_s, what)
+        elif missing := [name for name, value in zip(names, values, strict=True) if not _is_finite(value)]:
             trial.values = values
             self._over(trial, "failed", fact.at_s, f"{' and '.join(missing)} is not a finite number at its end")
         else:
             trial.values = values
-            trial.best = min(trial.best, self.loss(values))
+            trial.best = min(trial.best, self.objectives.losses(values)[0])
             self.has_value = True
             self._over(trial, "finished", fact.at_s, "")
 
     def _failed(self, fact: e.Failed) -> None:
         trial = self.trials[fact.trial]
-        trial.num_failures = 1 if trial.has_progressed else trial.num_failures + 1
-        if trial.stopping == "prune":
-            self._obeyed(trial, fact.at_s)
-        elif fact.is_final or trial.num_failures >= self.spec.max_failures:
-            self._over(trial, "failed", fact.at_s, fact.reason)
-        elif trial.stopping is not None:
+        if trial.stopping in ("prune", "expire"):
             self._obeyed(trial, fact.at_s)
         else:
-            self._requeue(trial, fact.reason)
+            self._count_failure(trial, fact.reason, fact.at_s, is_final=fact.is_final)
 
     def _lost(self, fact: e.Lost) -> None:
         trial = self.trials[fact.trial]
@@ -383,6 +406,15 @@ class StudyState:
             self._requeue(trial, fact.reason)
         else:
             self._count_loss(trial, fact.reason, fact.at_s)
+
+    def _count_failure(self, trial: Trial, reason: str, at_s: float, *, is_final: bool = False) -> None:
+        trial.num_failures = 1 if trial.has_progressed else trial.num_failures + 1
+        if is_final or trial.num_failures >= self.spec.max_failures:
+            self._over(trial, "failed", at_s, reason)
+        elif trial.stopping in (None, "expire"):
+            self._requeue(trial, reason)
+        else:
+            self._obeyed(trial, at_s)
 
     def _count_loss(self, trial: Trial, reason: str, at_s: float) -> None:
         trial.num_losses = 1 if trial.has_progressed else trial.num_losses + 1
@@ -396,6 +428,8 @@ class StudyState:
         """A trial that was asked to stop has stopped, or died instead: the decision stands."""
         if trial.stopping == "prune":
             self._over(trial, "pruned", at_s, trial.reason)
+        elif trial.stopping == "expire":
+            self._count_failure(trial, trial.reason, at_s)
         elif trial.stopping == "pause":
             self._release(trial)
             trial.state = "paused"
@@ -440,28 +474,15 @@ class StudyState:
 
     # -- results ---------------------------------------------------------------------------------------------------
 
-    def loss(self, values: e.Values, objective: int = 0) -> float:
-        """Return an objective so that lower is better; infinite if it is not a number."""
-        value = values[objective] if values else None
-        if value is None or not math.isfinite(value):
-            return math.inf
-        return value if self.spec.directions[objective] == "min" else -value
-
     @property
     def best(self) -> Trial | None:
         """The finished trial with the best result; with several objectives, by the first."""
-        found = [each for each in self.trials.values() if each.state == "finished"]
-        return min(found, key=lambda each: (self.loss(each.values), each.number), default=None)
+        return self.objectives.best(self.trials.values())
 
     @property
     def pareto(self) -> list[Trial]:
-        """The finished trials that no other one beats in all objectives."""
-        found = [each for each in self.trials.values() if each.state == "finished"]
-        losses = {
-            each.number: tuple(self.loss(each.values, number) for number in range(len(self.spec.metrics)))
-            for each in found
-        }
-        return [each for each in found if not any(_dominates(losses[o.number], losses[each.number]) for o in found)]
+        """The finished trials that no other one dominates."""
+        return self.objectives.pareto(self.trials.values())
 
 
 def _not_asked(number: int) -> str:
@@ -474,7 +495,3 @@ def _stop(trial: Trial, why: e.StopWhy, reason: str) -> e.StopSent:
 
 def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-def _dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return a != b and all(x <= y for x, y in zip(a, b, strict=True))

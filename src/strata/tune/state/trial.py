@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from strata.tune.space.parameters import Config
     from strata.tune.state.events import StopWhy, Values
 
@@ -20,24 +23,43 @@ the last one is always known.
 
 @dataclass(slots=True)
 class Series:
-    """Reported values by step, thinned to a bounded length."""
+    """Reported values by step, thinned to a bounded length. Numbers are packed: a study may keep millions."""
 
-    points: list[tuple[int, Values]] = field(default_factory=list)
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    """All values of the first report, then those of the second, …; infinite if a value is not a number."""
+    width: int = 1
+    """Values of a report."""
     stride: int = 1
     num_reports: int = 0
 
     def add(self, step: int, values: Values) -> None:
         if self.num_reports % self.stride == 0:
-            self.points.append((step, values))
-            if len(self.points) > MAX_SERIES:
-                self.points = self.points[::2]
+            self.width = len(values)
+            self.steps.append(step)
+            self.values.extend(math.inf if each is None else each for each in values)
+            if len(self.steps) > MAX_SERIES:
+                self._keep(range(0, len(self.steps), 2))
                 self.stride *= 2
         self.num_reports += 1
 
     def cut(self, step: int) -> None:
         """Forget reports after a step: the trial continues from there, in another way."""
-        self.points = [each for each in self.points if each[0] <= step]
-        self.num_reports = len(self.points) * self.stride
+        self._keep([index for index, each in enumerate(self.steps) if each <= step])
+        self.num_reports = len(self.steps) * self.stride
+
+    @property
+    def points(self) -> list[tuple[int, Values]]:
+        """Step and values of each report."""
+        return [(step, self._at(index)) for index, step in enumerate(self.steps)]
+
+    def _at(self, index: int) -> Values:
+        found = self.values[index * self.width : (index + 1) * self.width]
+        return tuple(each if math.isfinite(each) else None for each in found)
+
+    def _keep(self, indices: Sequence[int]) -> None:
+        self.values = array("d", (self.values[i * self.width + j] for i in indices for j in range(self.width)))
+        self.steps = array("q", (self.steps[index] for index in indices))
 
 
 @dataclass(slots=True)

@@ -1,0 +1,77 @@
+"""Which parameters matter: the importances of Optuna (PED-ANOVA), computed from the finished trials of a study."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from strata.errors import ConfigError, RunFailed
+from strata.printing import counted
+from strata.tune.packages import optuna_module, quiet
+from strata.tune.space.parameters import Choice, Float, Int
+
+if TYPE_CHECKING:
+    from strata.tune.space.parameters import Parameter
+    from strata.tune.study import Study
+
+MIN_TRIALS = 4
+"""Fewer finished trials have no best part to compare with the others."""
+
+
+def importances(study: Study, objective: str | None = None) -> dict[str, float]:
+    """Return how much each parameter matters; `Study.importances` documents the arguments and the errors."""
+    optuna = optuna_module("importances()")
+    chosen = range(len(study.metrics)) if objective is None else [index_of(study, objective)]
+    finished = [each for each in study.trials if each.state == "finished"]
+    if len(finished) < MIN_TRIALS:
+        found = counted(len(finished), "trial")
+        raise RunFailed(f"importances need {MIN_TRIALS} finished trials, and {found} of {study.name} finished")
+    parameters = {name: each for name, each in study.space.parameters.items() if each.num_values != 1}
+    distributions = {name: _distribution(optuna, each) for name, each in parameters.items()}
+    with quiet(optuna):
+        mirror = optuna.create_study(directions=[f"{study.directions[each]}imize" for each in chosen])
+    mirror.add_trials(
+        [
+            optuna.trial.create_trial(
+                values=[trial.values[each] for each in chosen],
+                params={
+                    name: _encoded(parameters[name], trial.config[name]) for name in trial.config.keys() & parameters
+                },
+                distributions={name: distributions[name] for name in trial.config.keys() & parameters},
+            )
+            for trial in finished
+        ]
+    )
+    found = optuna.importance.get_param_importances(mirror)
+    return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
+
+
+def index_of(study: Study, objective: str) -> int:
+    """
+    Raises:
+        ConfigError: The study has no such objective.
+    """
+    if objective not in study.metrics:
+        raise ConfigError(
+            f"objective={objective!r} is unknown; study {study.name} has {', '.join(study.metrics)}", field="objective"
+        )
+    return study.metrics.index(objective)
+
+
+def _distribution(optuna: Any, parameter: Parameter) -> Any:
+    kinds = optuna.distributions
+    match parameter:
+        case Float():
+            return kinds.FloatDistribution(parameter.min, parameter.max, log=parameter.log, step=parameter.step)
+        case Int():
+            return kinds.IntDistribution(
+                parameter.min, parameter.max, log=parameter.log, step=1 if parameter.log else parameter.step
+            )
+        case Choice(is_ordered=True):
+            return kinds.IntDistribution(0, parameter.num_values - 1)
+        case Choice():
+            return kinds.CategoricalDistribution(list(range(parameter.num_values)))
+    raise AssertionError(parameter)  # pragma: no cover - all kinds are listed
+
+
+def _encoded(parameter: Parameter, value: Any) -> Any:
+    return parameter.index(value) if isinstance(parameter, Choice) else value
