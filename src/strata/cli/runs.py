@@ -314,7 +314,7 @@ class _Prefixes:
         if not self._is_used:
             return ""
         from strata.launch.record.log import log_name  # noqa: PLC0415
-        from strata.launch.record.view import rank_style  # noqa: PLC0415
+        from strata.launch.record.screen import rank_style  # noqa: PLC0415
 
         name = log_name(rank, world_size=self._world_size, num_servers=self._num_servers)
         return typer.style(f"[{name:>{self._width}}] ", fg=rank_style(rank))
