@@ -37,3 +37,11 @@ def find_mode(mode: object) -> tuple[Mode, object]:
     if mode not in MODES:
         raise ConfigError(f"hpt_mode={mode!r} is unknown; use {', '.join(MODES)}", field="hpt_mode")
     return MODES[mode], None
+
+
+def mode_name(sampler: str, scheduler: str) -> str:
+    """Return the name of the mode with this sampler and scheduler, or a description."""
+    for name, mode in MODES.items():
+        if (mode.sampler, mode.scheduler) == (sampler, scheduler):
+            return name
+    return sampler if scheduler == "none" else f"{sampler} with {scheduler}"

@@ -20,7 +20,7 @@ from strata.tune.state import events as e
 from strata.tune.state.study import StudyState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from strata.tune.samplers import Sampler
     from strata.tune.schedulers import Scheduler
@@ -51,6 +51,8 @@ class Search:
         self._ended: list[int] = []
         """Trials that have ended, in this order."""
         self._num_told = 0
+        self.listener: Callable[[Sequence[e.Event]], None] | None = None
+        """Called with the facts of every event, for displays."""
 
     @classmethod
     def replay(cls, facts: Sequence[e.Event], *, sampler: object = None) -> Search:
@@ -88,6 +90,8 @@ class Search:
     def _collected(self, handled: Handled) -> Handled:
         for fact in handled.facts:
             self._collect(fact)
+        if self.listener is not None:
+            self.listener(handled.facts)
         return handled
 
     def _collect(self, fact: e.Event) -> None:
