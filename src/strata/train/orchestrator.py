@@ -352,6 +352,7 @@ class TrainingOrchestrator:
         name: str = "",
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
+        quiet: bool = False,
     ) -> Study:
         """Call `train_fn(config)` or `train_fn(config, trial)` with many configurations; return the study.
 
@@ -370,6 +371,7 @@ class TrainingOrchestrator:
             name: Name of the study; default: a generated one.
             seed: The same seed and one worker give the same trials.
             options: Options of the mode, such as `{"kind": "stop"}` for "asha".
+            quiet: Show neither the live table nor, where stderr is not a terminal, a line per event.
 
         Raises:
             ConfigError: A setting is invalid; the message names the cure.
@@ -396,6 +398,7 @@ class TrainingOrchestrator:
             max_failures=max_failures,
             name=name,
             seed=seed,
+            quiet=quiet,
         )
 
 

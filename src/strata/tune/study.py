@@ -17,6 +17,7 @@ from strata.errors import ConfigError, RunFailed
 from strata.lifecycle import interrupted
 from strata.tune.journal import StudyJournal, read_journal
 from strata.tune.modes import find_mode
+from strata.tune.script import Script
 from strata.tune.search import Search, scheduler_of
 from strata.tune.space import SearchSpace
 from strata.tune.state import events as e
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from strata.launch.record.directory import RunDirectory
     from strata.tune.state.trial import Trial
+    from strata.tune.view import Silence, Watch
 
 JOURNAL = "study.jsonl"
 WORKER = "strata.tune.worker"
@@ -61,6 +63,11 @@ class Study:
         assert isinstance(opened, e.Opened)
         scheduler = scheduler_of(opened.spec, SearchSpace.from_dict(opened.spec.space))
         return cls(Path(path), StudyState.replay(opened.spec, scheduler, facts[1:]))
+
+    @property
+    def state(self) -> StudyState:
+        """The state that its journal leads to, for `strata.tune.snapshot`."""
+        return self._state
 
     @property
     def name(self) -> str:
@@ -145,6 +152,7 @@ def tune(
     max_failures: int,
     name: str,
     seed: int,
+    quiet: bool,
 ) -> Study:
     """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors."""
     if not isinstance(space, SearchSpace) or not space.parameters:  # type: ignore[redundant-expr]
@@ -166,9 +174,68 @@ def tune(
         seed=seed,
         ask_ahead=chosen.ask_ahead,
     )
+    return _carried_out(directory, spec, sampler, workers=workers, timeout_s=timeout_s, quiet=quiet)
+
+
+def resume(
+    name: str,
+    *,
+    num_trials: int | None = None,
+    workers: int | None = None,
+    timeout_s: float | None = None,
+    quiet: bool = False,
+) -> Study:
+    """Continue a study with the function or script that it was last run with.
+
+    Args:
+        name: Its name, or a unique prefix.
+        num_trials: New number of trials in all; None: as before.
+        workers: Number of trials that run at the same time; None: as before.
+
+    Raises:
+        ConfigError: There is no such study, it cannot be continued like this, or a setting is invalid.
+        JournalLocked: The study is running.
+        RunFailed: All of the first trials failed.
+    """
+    import msgspec  # noqa: PLC0415
+
+    from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
+    from strata.launch.spec import Size  # noqa: PLC0415
+    from strata.train.function import FUNCTION  # noqa: PLC0415
+
+    directory = runs.open_run(name)
+    known = Study.load(directory.path)
+    StudyJournal(directory.path / JOURNAL).close()  # raises if the study is running
+    if known.state.spec.sampler.startswith("optuna/"):
+        raise ConfigError(
+            f"study {known.name} was started with a sampler object of Optuna, which no file has; call tune with "
+            f"name={known.name!r} and such an object",
+            field="name",
+        )
+    if not (directory.path / "call" / FUNCTION).exists():
+        raise ConfigError(f"study {known.name} has no {FUNCTION}; call tune with name={known.name!r}", field="name")
+    if num_trials is not None and num_trials < known.state.num_trials:
+        raise ConfigError(
+            f"num_trials={num_trials} is less than the {known.state.num_trials} trials of study {known.name}; pass the "
+            "new number of trials in all",
+            field="num_trials",
+        )
+    if workers is not None:
+        directory.write_spec(msgspec.structs.replace(directory.spec, workers=Size(workers, workers)))
+    spec = msgspec.structs.replace(known.state.spec, num_trials=num_trials or known.state.num_trials)
+    num_slots = directory.spec.workers.at_most
+    return _carried_out(directory, spec, None, workers=num_slots, timeout_s=timeout_s, quiet=quiet)
+
+
+def _carried_out(
+    directory: RunDirectory, spec: e.StudySpec, sampler: object, *, workers: int, timeout_s: float | None, quiet: bool
+) -> Study:
+    """Run a study to its end; in another thread if this one already has an event loop."""
+    from strata.tune.view import watch  # noqa: PLC0415 - heavy
 
     def work() -> Finish:
-        return _run(directory, spec, workers, timeout_s, sampler)
+        with watch(directory.path, quiet=quiet) as watching:
+            return _run(directory, spec, workers, timeout_s, sampler, watching)
 
     if _is_in_loop():  # as in a notebook
         with ThreadPoolExecutor(1, thread_name_prefix="strata-tune") as pool:
@@ -195,6 +262,7 @@ def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDire
     chosen = name or runs.new_name(SystemClock())
     place = runs.root() / chosen
     is_new = not (place / JOURNAL).exists()
+    script = train_fn if isinstance(train_fn, Script) else None
     spec = RunSpec(
         name=chosen,
         script=WORKER,
@@ -203,8 +271,10 @@ def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDire
         workers=Size(workers, workers),
         directory=str(Path.cwd()),
         checkpoints=str(place / "trials"),
-        preload=preload_of(train_fn),
+        preload=preload_of(train_fn) if script is None else script.imports(),
         function=getattr(train_fn, "__qualname__", type(train_fn).__name__),
+        shown="" if script is None else script.shown,
+        variables={} if script is None else script.variables,
     )
     if is_new:
         directory = runs.create(spec)
@@ -217,7 +287,12 @@ def _directory(train_fn: Callable[..., Any], name: str, workers: int) -> RunDire
 
 
 def _run(
-    directory: RunDirectory, spec: e.StudySpec, num_slots: int, timeout_s: float | None, sampler: object
+    directory: RunDirectory,
+    spec: e.StudySpec,
+    num_slots: int,
+    timeout_s: float | None,
+    sampler: object,
+    watching: Watch | Silence,
 ) -> Finish:
     import msgspec  # noqa: PLC0415
 
@@ -237,6 +312,7 @@ def _run(
         ) as coordinator,
     ):
         search, recovered = _opened(journal, spec, sampler)
+        watching.follow(search)
         arguments = (str(directory.path / "call" / FUNCTION), f"{place.path}/trials")
         here = RunDirectory(directory.path, msgspec.structs.replace(directory.spec, arguments=arguments))
         status = RunStatus.of_this_process(now_s=SystemClock().wall_s())
