@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from documents import ROOT, blocks
 
 from strata import Study
 from strata.cli.exit_codes import ExitCode
@@ -112,6 +115,22 @@ def test_a_script_is_tuned_listed_shown_compared_and_removed(place: Path) -> Non
 
     strata("rm", "--yes", "one", "two")
     assert "no studies in" in strata("studies").stdout
+
+
+def test_the_script_of_the_guide_is_tuned_as_it_says(place: Path) -> None:
+    page = blocks(ROOT / "docs" / "tuning.md")
+    for each in page:
+        if (title := re.fullmatch(r'\w+ title="(.+)"', each.info)) is not None:
+            (place / title[1]).write_text(each.text)
+    (command,) = [line for each in page for line in each.text.splitlines() if line.startswith("$ strata tune train.py")]
+    words = shlex.split(command.removeprefix("$ strata "))
+    words[words.index("--trials") + 1] = "6"
+
+    strata(*words)
+
+    study = Study.load(place / "runs" / "sweep")
+    assert study.best.step == 81
+    assert study.best_checkpoint
 
 
 def test_a_configuration_is_passed_as_environment_or_as_a_file(place: Path) -> None:
