@@ -193,10 +193,10 @@ def test_a_pruned_trial_has_its_step_and_the_reason() -> None:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def drawn(study: Study, *, width: int = 100) -> str:
+def drawn(study: Study, *, width: int = 100, is_running: bool = True) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, height=40, force_terminal=True, color_system=None, legacy_windows=False)
-    console.print(render(view_of(study.state, "/runs/sweep", now_s=study.now_s)))
+    console.print(render(view_of(study.state, "/runs/sweep", now_s=study.now_s, is_running=is_running)))
     return file.getvalue()
 
 
@@ -241,6 +241,16 @@ def test_the_last_table_of_a_study_has_no_time_left() -> None:
 
     assert "done · 1 of 1 trial ·" in shown
     assert "left" not in shown
+
+
+def test_the_last_table_of_an_interrupted_study_has_no_running_trials() -> None:
+    study = Study()
+    study.report(0, 1, 0.5)
+
+    shown = drawn(study, is_running=False)
+
+    assert "stopped · 0 of 4 trials · 0:00:00" in shown
+    assert "trend" not in shown
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=50), st.integers(1, 30))

@@ -72,23 +72,26 @@ class StudyView:
     """Trials and their reports of the first objective."""
     failures: Sequence[TrialSnapshot]
     directory: str
+    is_running: bool = True
+    """Otherwise it has ended or was interrupted."""
 
 
-def view_of(state: StudyState, directory: str, *, now_s: float) -> StudyView:
+def view_of(state: StudyState, directory: str, *, now_s: float, is_running: bool = True) -> StudyView:
     metric = state.spec.metrics[0]
     found = leading(state)
     failed = sorted(
         (each for each in state.trials.values() if each.state == "failed"), key=lambda each: each.ended_s or 0.0
     )
     return StudyView(
-        study=snapshot(state, now_s=now_s),
+        study=snapshot(state, now_s=now_s if is_running else None),
         best=None if found is None else trial_snapshot(state, found, now_s=now_s),
         running=[
             (trial_snapshot(state, each, now_s=now_s), series(state, each.number).values[metric])
-            for each in state.running
+            for each in (state.running if is_running else ())
         ],
         failures=[trial_snapshot(state, each) for each in failed[-NUM_FAILURES:]],
         directory=directory,
+        is_running=is_running,
     )
 
 
@@ -117,7 +120,7 @@ def _header(view: StudyView) -> RenderableType:
     line = Table.grid(expand=True, padding=(0, 2, 0, 0))
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     line.add_column(no_wrap=True, justify="right")
-    state = _state(study)
+    state = _state(view)
     parts = [Text(state, style=_COLORS.get(state, "yellow")), Text(_num_ended(study)), Text(hours(study.active_s))]
     if study.left_s is not None:
         parts.append(Text(f"about {hours(study.left_s)} left"))
@@ -128,10 +131,10 @@ def _header(view: StudyView) -> RenderableType:
     return line
 
 
-def _state(study: StudySnapshot) -> str:
-    if study.is_ended:
-        return "done" if study.is_complete else "stopped"
-    return "stopping" if study.reason else "running"
+def _state(view: StudyView) -> str:
+    if view.study.is_ended or not view.is_running:
+        return "done" if view.study.is_complete else "stopped"
+    return "stopping" if view.study.reason else "running"
 
 
 def _num_ended(study: StudySnapshot) -> str:
@@ -211,7 +214,7 @@ def progress(view: StudyView) -> str:
         parts.append(f"best {printable(study.metrics[0])} {value} (trial {view.best.number})")
     if study.left_s is not None:
         parts.append(f"about {hours(study.left_s)} left")
-    return f"{_state(study)}: {', '.join(parts)}"
+    return f"{_state(view)}: {', '.join(parts)}"
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
@@ -256,9 +259,9 @@ class Watch:
 
     def _draw(self, *, is_last: bool = False) -> None:
         now_s = self._clock.monotonic_s()
-        if self._state is None or (self._screen is None and not is_last and now_s < self._progress_s):
+        if self._state is None or (self._screen is None and now_s < self._progress_s):
             return
-        view = view_of(self._state, self._directory, now_s=self._clock.wall_s())
+        view = view_of(self._state, self._directory, now_s=self._clock.wall_s(), is_running=not is_last)
         if self._screen is not None:
             self._screen.show(render(view))
         elif self._lines is not None:
