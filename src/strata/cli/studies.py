@@ -335,11 +335,11 @@ def _comparison(
     )
     num_ended = [sum(each.counts[state] for state in ("finished", "pruned", "failed")) for each in studies]
     for number in NUM_ENDED:
-        if number <= max(num_ended):
-            values = [
-                best_after(past, number) if number <= ended else None
-                for past, ended in zip(histories, num_ended, strict=True)
-            ]
+        values = [
+            best_after(past, number) if number <= ended else None
+            for past, ended in zip(histories, num_ended, strict=True)
+        ]
+        if any(value is not None for value in values):
             cells = (Text("" if value is None else number_in_words(value)) for value in values)
             table.add_row(Text(f"… after {counted(number, 'trial')}"), *cells)
     names = dict.fromkeys(name for each in studies if each.best is not None for name in each.best.config)

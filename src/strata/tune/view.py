@@ -236,6 +236,7 @@ class Watch:
 
     def follow(self, search: Search) -> None:
         self._state = search.state
+        self._since_s = self._clock.wall_s() - self._state.times.active_s
         search.listener = self.heard
 
     def heard(self, facts: Sequence[Event]) -> None:
@@ -245,6 +246,7 @@ class Watch:
         if self._lines is not None and events:
             self._lines.put(in_words(event, self._since_s) for event in events)
         if self._screen is not None and (shown := [event for event in events if event.what in _LIVE]):
+            self._draw()  # the table below a line must not contradict it
             self._screen.put(Text(in_words(each, self._since_s), style=_COLORS.get(each.what, "")) for each in shown)
         if self._timer is None:
             self._tick()
