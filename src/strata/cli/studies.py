@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NUM_SHOWN = 20
 """Trials that `strata studies show` lists without `--all`."""
-MAX_REASON = 60
+MAX_REASON = 100
 MAX_COMPARED = 8
 NUM_ENDED = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 """Numbers of ended trials after which the best values of studies are compared."""

@@ -91,7 +91,7 @@ def snapshot(state: StudyState, *, now_s: float | None = None) -> StudySnapshot:
     spec, times, ended = state.spec, state.times, state.ended
     is_running = now_s is not None and ended is None
     active_s = times.active_s + (max((now_s or 0.0) - times.last_s, 0.0) if is_running and times.began_s else 0.0)
-    counts = dict.fromkeys(STATES, 0)
+    counts: dict[str, int] = dict.fromkeys(STATES, 0)
     for trial in state.trials.values():
         counts[trial.state] += 1
     best = state.best

@@ -297,7 +297,7 @@ class Silence:
 def watch(directory: Path, *, quiet: bool, stream: TextIO | None = None) -> Iterator[Watch | Silence]:
     """Show a study on stderr while it runs."""
     stream = sys.stderr if stream is None else stream
-    if quiet or stream is None:  # type: ignore[redundant-expr] # a program without a terminal
+    if quiet or stream is None:  # a program without a terminal
         yield Silence()
         return
     watching = Watch(str(directory), stream, SystemClock())
