@@ -23,6 +23,8 @@ class Times:
     """Time during which a driver ran, up to the last fact."""
 
     def add(self, fact: Event) -> None:
+        if isinstance(fact, e.Opened):  # written before a driver runs
+            return
         if self.began_s is None:
             self.began_s = fact.at_s
         elif not (isinstance(fact, _AFTER_A_BREAK) or (isinstance(fact, e.Lost) and fact.is_blameless)):
