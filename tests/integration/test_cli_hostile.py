@@ -31,6 +31,11 @@ from strata.errors import InvalidArgument
 from strata.launch.record.directory import RunDirectory, RunStatus, create
 from strata.launch.record.timeline import RunEvent
 from strata.launch.spec import RunSpec
+from strata.tune import SearchSpace
+from strata.tune.journal import StudyJournal
+from strata.tune.search import Search
+from strata.tune.state import events as e
+from strata.tune.state.events import StudySpec
 
 HOSTILE = "\x1b]0;T\x07\x1b[2J\u202e\u2066\x85\x9b31m\r\nFORGED\x08\x7f[bold]X[/bold]"
 """Sets a title, clears the screen, reverses the text direction, uses C1 controls, breaks the line, has rich markup."""
@@ -48,6 +53,7 @@ class Stage:
     checkpoints: Path
     data: Path
     run: RunDirectory
+    space: Path
 
     def checkpoint_step(self, step: int) -> str:
         with CheckpointManager(self.checkpoints, saver="thread") as manager:
@@ -68,7 +74,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             pq_path = place / f"{NAME}.parquet"
             pq.write_table(pa.table({HOSTILE: [HOSTILE, "b"]}), pq_path)
             run = _a_run(place)
-            made = Stage(place, coordinator.address, place / "state.db", place / NAME, pq_path, run)
+            space = _a_study(place)
+            made = Stage(place, coordinator.address, place / "state.db", place / NAME, pq_path, run, space)
             made.checkpoint_step(1)
             made.checkpoint_step(2)
             yield made
@@ -86,6 +93,25 @@ def _a_run(place: Path) -> RunDirectory:
     return run
 
 
+def _a_study(place: Path) -> Path:
+    """Create a study, and a file with its space."""
+    space = SearchSpace().add_categorical("kind", [HOSTILE])
+    spec = RunSpec(name="study", script="strata.tune.worker", is_module=True, directory="/", checkpoints="/c")
+    run = create(msgspec.structs.replace(spec, shown=HOSTILE))
+    run.write_status(msgspec.structs.replace(RunStatus.of_this_process(now_s=1.0), state="done"))
+    study = StudySpec(name="study", space=space.to_dict(), metrics=(HOSTILE,), num_trials=2, max_failures=1)
+    search = Search(study)
+    with StudyJournal(run.path / "study.jsonl") as journal:
+        journal.append([e.Opened(spec=study)])
+        journal.append(search.handle(e.Resized(num_slots=1)).facts)
+        journal.append(search.handle(search.answer(0)).facts)
+        journal.append(search.handle(e.Finished(trial=0, lease=1, values=(0.5,))).facts)
+        journal.append(search.handle(search.answer(1)).facts)
+        journal.append(search.handle(e.Failed(trial=1, lease=1, reason=HOSTILE)).facts)
+    (place / "space.yaml").write_text(space.to_yaml())
+    return place / "space.yaml"
+
+
 CASES: dict[str, Callable[[Stage], list[list[str]]]] = {
     "run": lambda s: [
         ["run", "--name", "fails", "--max-restarts", "0", str(s.run.spec.script)],
@@ -98,6 +124,19 @@ CASES: dict[str, Callable[[Stage], list[list[str]]]] = {
     "rm": lambda s: [["rm", HOSTILE], ["rm", "hostile"]],
     "stop": lambda s: [["stop", HOSTILE]],
     "scale": lambda s: [["scale", HOSTILE, "2"]],
+    "tune": lambda s: [
+        ["tune", str(s.run.spec.script), "--space", str(s.space), "--trials", "1", "--max-failures", "1"],
+        ["tune", HOSTILE, "--space", str(s.space)],
+        ["tune", str(s.run.spec.script), "--space", HOSTILE],
+        ["tune", "--resume", HOSTILE],
+    ],
+    "studies": lambda s: [["studies"], ["studies", "--json"]],
+    "studies show": lambda s: [["studies", "show", "study"], ["studies", "show", "study", "--json"]],
+    "studies compare": lambda s: [
+        ["studies", "compare", "study", "study"],
+        ["studies", "compare", "study", "study", "--json"],
+        ["studies", "compare", HOSTILE, "study"],
+    ],
     "status": lambda s: [
         ["status", "--address", s.address],
         ["status", "--address", s.address, "--json"],
@@ -143,9 +182,9 @@ LOGS = ("run", "resume", "logs")
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     below = getattr(command, "commands", None)
-    if below is None:
+    if below is None or (path and command.invoke_without_command):
         yield " ".join(path)
-    else:
+    if below is not None:
         for name, each in below.items():
             yield from commands(each, (*path, name))
 

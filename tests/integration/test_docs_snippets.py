@@ -30,6 +30,8 @@ ADDRESS = "localhost:50051"
 """The coordinator's address in the examples."""
 TIMEOUT_S = 100.0
 LINK = re.compile(r"\]\(([^)#]*)#?([^)]*)\)")
+EXPECTED = re.compile(r"strata: checkpoints in | +[\d.:]+(?: s)?  [a-z]+: ")
+"""Lines on stderr that are no warnings: where checkpoints are, and the events of a study."""
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "160"}
 
 
@@ -100,16 +102,16 @@ def test_the_examples_of_a_page_run(page: Path, address: str, tmp_path: Path) ->
         check=False,
     )
 
-    logged = [line for line in ran.stderr.splitlines() if not line.startswith("strata: checkpoints in ")]
+    logged = [line for line in ran.stderr.splitlines() if not EXPECTED.match(line)]
     assert (ran.returncode, logged) == (0, [])
 
 
 def test_every_python_block_is_run_or_marked_as_not_run() -> None:
     infos = {block.info for page in PAGES for block in blocks(page) if block.info.startswith("py")}
-    files = {info for info in infos if re.fullmatch(r'python title="\w+\.py"', info)}  # test_docs_get_started.py
+    files = {info for info in infos if re.fullmatch(r'python title="\w+\.py"', info)}  # run by the tests of these pages
 
     assert infos - files <= {"python", "python no-run"}
-    assert {page.name for page, _ in marked_with(files)} <= {"get-started.md"}
+    assert {page.name for page, _ in marked_with(files)} <= {"get-started.md", "tuning.md"}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_commands_and_their_flags_exist(block: Block) -> None:
         end = next((place for place, word in enumerate(arguments) if word.endswith(".py")), None)
         arguments = arguments[:end]  # without those of a script
         commands = [word for word in arguments if re.fullmatch(r"[a-z]+", word)][
-            : 2 if arguments[0] in ("journal", "jobs", "checkpoints", "data") else 1
+            : 2 if arguments[0] in ("journal", "jobs", "checkpoints", "data", "studies") else 1
         ]
         help_text = help_of(*commands)
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from strata.clock import ManualClock
 from strata.errors import ConfigError
 from strata.launch.record.directory import RunDirectory, RunStatus, create
-from strata.launch.record.display import MAX_PENDING_LINES, PlainDisplay
+from strata.launch.record.display import PlainDisplay
 from strata.launch.record.log import SKIPPED, LogReader, LogStream, append, last_lines, parse_which, previous
+from strata.launch.record.screen import MAX_PENDING_LINES
 from strata.launch.record.timeline import RunEvent
 from strata.launch.spec import RunSpec, Size
 

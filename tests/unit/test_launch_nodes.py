@@ -204,7 +204,7 @@ def test_a_node_whose_exits_cannot_be_received_is_lost_and_its_workers_are_kille
         await nodes.launch(launched(2))
         second.exits.put_nowait(OSError("stale file handle"))
         gone, room = await events_of(nodes)
-        assert gone == WorkerExit(1, LOST, "node b is lost: OSError: stale file handle")
+        assert gone == WorkerExit(1, LOST, "node b is lost: OSError: stale file handle", is_node_lost=True)
         assert room == RoomChanged(1, "node b is lost: OSError: stale file handle")
         assert second.orders == [("kill", 1)]
         await nodes.close()

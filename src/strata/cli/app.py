@@ -21,6 +21,8 @@ from strata.cli import (
     run,
     runs,
     status,
+    studies,
+    tune,
 )
 from strata.terminal import echo
 
@@ -49,7 +51,8 @@ def root(
     pass
 
 
-RUNS, STATE, COORDINATOR, MACHINE = "Runs", "Checkpoints and data", "Coordinator", "This machine"
+RUNS, TUNING, STATE, COORDINATOR = "Runs", "Tuning", "Checkpoints and data", "Coordinator"
+MACHINE = "This machine"
 """Panels of `strata --help`."""
 
 app.command("run", context_settings={"allow_interspersed_args": False}, rich_help_panel=RUNS)(run.run)
@@ -59,6 +62,8 @@ app.command("stop", rich_help_panel=RUNS)(run.stop)
 app.command("scale", rich_help_panel=RUNS)(run.scale)
 app.command("resume", rich_help_panel=RUNS)(run.resume)
 app.command("rm", rich_help_panel=RUNS)(runs.rm)
+app.command("tune", rich_help_panel=TUNING)(tune.tune)
+app.add_typer(studies.app, name="studies", rich_help_panel=TUNING)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=STATE)
 app.add_typer(data.app, name="data", rich_help_panel=STATE)
 app.command("coordinator", rich_help_panel=COORDINATOR)(coordinator.coordinator)

@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 Logs = Annotated[
     str, typer.Option(help="Workers whose output is shown: rank0, all or none. auto: rank0, or none with --quiet.")
 ]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", "-e", metavar="NAME=VALUE", help="Environment variable for the workers. Repeatable."),
+]
+Every = Annotated[
+    str, typer.Option(help="How often maybe_checkpoint saves, unless the script sets it: 50 (steps), 90s or 10m.")
+]
+Preload = Annotated[
+    list[str] | None, typer.Option(metavar="MODULE", help="Also import this module before forking. Repeatable.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the final result.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or a unique prefix of it.")]
 
@@ -37,10 +47,7 @@ def run(
     checkpoints: Annotated[
         str, typer.Option(help="Directory or URL for checkpoints. Default: inside the run's directory.")
     ] = "",
-    every: Annotated[
-        str,
-        typer.Option(help="How often maybe_checkpoint saves, unless the script sets it: 50 (steps), 90s or 10m."),
-    ] = "",
+    every: Every = "",
     storage_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,10 +57,7 @@ def run(
             "Pass secrets in the environment.",
         ),
     ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="NAME=VALUE", help="Environment variable for the workers. Repeatable."),
-    ] = None,
+    env: Env = None,
     grace_s: Annotated[
         float, typer.Option(help="Seconds that workers have to save a last checkpoint when the run is stopped.")
     ] = 30.0,
@@ -68,9 +72,7 @@ def run(
     warm: Annotated[
         bool, typer.Option(help="Fork workers from a process that has already imported torch; restarts are faster.")
     ] = True,
-    preload: Annotated[
-        list[str] | None, typer.Option(metavar="MODULE", help="Also import this module before forking. Repeatable.")
-    ] = None,
+    preload: Preload = None,
     nnodes: Annotated[
         int,
         typer.Option(
@@ -127,7 +129,7 @@ def run(
     from strata.train.startup import EVERY, strategy_of  # noqa: PLC0415
 
     size = Size.parse(workers)
-    variables = _variables(env or [])
+    variables = environment(env or [])
     if every:
         strategy_of(every)
         variables[EVERY] = every
@@ -139,7 +141,7 @@ def run(
     path = run_directory.root() / chosen
     spec = RunSpec(
         name=chosen,
-        script=script if module else _script(script),
+        script=script if module else script_path(script),
         arguments=tuple(arguments or ()),
         is_module=module,
         workers=size,
@@ -190,6 +192,10 @@ def resume(
     from strata.launch.spec import Size, not_divisible  # noqa: PLC0415
 
     directory, which = open_run(name), _which(logs, quiet=quiet)
+    if is_study(directory):
+        raise ConfigError(
+            f"{directory.name} is a study; continue it with `strata tune --resume {directory.name}`", field="run"
+        )
     if workers:
         with directory.lock():  # an agent must not read the spec while it changes
             size, status = Size.parse(workers), directory.status
@@ -210,6 +216,9 @@ def stop(
     from strata.launch import control  # noqa: PLC0415
 
     directory, address = _alive(name)
+    if is_study(directory):
+        _interrupt(directory)
+        return
     control.ask(address, control.Stop(is_now=now))
     echo(f"stopping {directory.name}" + (" now" if now else " after a checkpoint"))
 
@@ -233,11 +242,18 @@ def scale(
     If only the number of servers changes, rows move between servers while the
     workers continue.
     """
+    from strata.errors import ConfigError  # noqa: PLC0415
     from strata.launch import control  # noqa: PLC0415
 
     if workers is None and servers is None:
         raise typer.BadParameter("give a number of workers, --servers N, or both")
     directory, address = _alive(name)
+    if is_study(directory):
+        raise ConfigError(
+            f"{directory.name} is a study; stop it, and continue it with another number of trials at a time: strata "
+            f"tune --resume {directory.name} --workers N",
+            field="run",
+        )
     control.ask(address, control.Scale(workers, servers))
     if workers is None:
         echo(f"{directory.name} moves rows to {counted(servers or 0, 'parameter server')} and continues")
@@ -253,8 +269,29 @@ def _alive(name: str) -> tuple[RunDirectory, str]:
     directory = open_run(name)
     status = directory.status
     if status is None or not is_alive(status):
-        raise ConfigError(f"run {directory.name} is not active; `strata resume {directory.name}` continues it")
+        how = f"tune --resume {directory.name}" if is_study(directory) else f"resume {directory.name}"
+        raise ConfigError(f"run {directory.name} is not active; `strata {how}` continues it")
     return directory, status.control
+
+
+def is_study(directory: RunDirectory) -> bool:
+    from strata.tune.journal import JOURNAL  # noqa: PLC0415
+
+    return (directory.path / JOURNAL).exists()
+
+
+def _interrupt(directory: RunDirectory) -> None:
+    """Interrupt the process that runs a study, as Ctrl-C does; a study needs no other end."""
+    import os  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    status = directory.status
+    assert status is not None, "it is alive"
+    os.kill(status.pid, signal.SIGINT)
+    echo(
+        f"interrupting {directory.name}; `strata tune --resume {directory.name}` continues its trials from their last "
+        "checkpoints"
+    )
 
 
 def _which(logs: str, *, quiet: bool) -> Which:
@@ -346,7 +383,7 @@ def _check_shared(name: str, checkpoints: str) -> None:
         )
 
 
-def _script(text: str) -> str:
+def script_path(text: str, command: str = "run") -> str:
     """Return the absolute path, because `strata resume` may run in another directory.
 
     Raises:
@@ -356,7 +393,9 @@ def _script(text: str) -> str:
 
     path = Path(text).absolute()
     if not path.is_file():
-        raise ConfigError(f"file {text} does not exist; to run a module, use strata run -m {text}", field="script")
+        raise ConfigError(
+            f"file {text} does not exist; to run a module, use strata {command} -m {text}", field="script"
+        )
     return str(path)
 
 
@@ -373,7 +412,12 @@ def _engine(text: str, address: str) -> Literal["local", "ray"]:
     raise ConfigError(f"--engine {text!r} is unknown; use local or ray", field="engine")
 
 
-def _variables(given: list[str]) -> dict[str, str]:
+def environment(given: list[str]) -> dict[str, str]:
+    """Return the variables of `--env`.
+
+    Raises:
+        ConfigError: One is not NAME=VALUE.
+    """
     from strata.errors import ConfigError  # noqa: PLC0415
 
     found = {}

@@ -31,7 +31,7 @@ MIN_COMMAND = 12
 _HEADINGS = ("name", "state", "workers", "servers", "step", "restarts", "age", "script")
 _WIDE = 400
 """Width in characters when the output is not a terminal."""
-_STATES = {"running": "green", "starting": "green", "stopping": "yellow", "failed": "red", "interrupted": "yellow"}
+STATE_COLORS = {"running": "green", "starting": "green", "stopping": "yellow", "failed": "red", "interrupted": "yellow"}
 
 
 # -- ps ----------------------------------------------------------------------------------------------------------------
@@ -55,8 +55,8 @@ def ps(
         for row in listed:
             echo_json(row)
     elif rows:
-        console = _console()
-        console.print(_table(listed, now_s=SystemClock().wall_s(), width=console.width))
+        screen = console()
+        screen.print(_table(listed, now_s=SystemClock().wall_s(), width=screen.width))
         if len(listed) < len(rows):
             echo(f"{counted(len(rows) - len(listed), 'older run')} not shown; strata ps --all lists all")
     else:
@@ -112,7 +112,7 @@ def _table(rows: list[dict[str, Any]], *, now_s: float, width: int) -> Table:
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=heading != "name", overflow="fold")
     for name, state, *numbers, command in cells:
         command = printable(command, max_chars=max(command_width, MIN_COMMAND))
-        table.add_row(Text(name), Text(state, style=_STATES.get(state, "")), *map(Text, (*numbers, command)))
+        table.add_row(Text(name), Text(state, style=STATE_COLORS.get(state, "")), *map(Text, (*numbers, command)))
     return table
 
 
@@ -314,7 +314,7 @@ class _Prefixes:
         if not self._is_used:
             return ""
         from strata.launch.record.log import log_name  # noqa: PLC0415
-        from strata.launch.record.view import rank_style  # noqa: PLC0415
+        from strata.launch.record.screen import rank_style  # noqa: PLC0415
 
         name = log_name(rank, world_size=self._world_size, num_servers=self._num_servers)
         return typer.style(f"[{name:>{self._width}}] ", fg=rank_style(rank))
@@ -350,7 +350,7 @@ def rm(
     for name in [name for name, run in found.items() if _is_active(run)]:
         raise ConfigError(f"run {name} is active; stop it first: strata stop {name}", field="run")
     if older_than:
-        before_s = SystemClock().wall_s() - _seconds(older_than)
+        before_s = SystemClock().wall_s() - duration_s(older_than, "older-than")
         old = [run for run in directory.all_runs().found if _ended_at_s(run) < before_s]
         found |= {run.name: run for run in old if not _is_active(run)}
     if not found:
@@ -365,12 +365,19 @@ def rm(
         echo(f"deleted {run.name}")
 
 
-def _seconds(text: str) -> float:
+def duration_s(text: str, option: str) -> float:
+    """Return the seconds of `90s`, `90m`, `12h` or `7d`.
+
+    Raises:
+        ConfigError: It is not a duration.
+    """
     from strata.errors import ConfigError  # noqa: PLC0415
 
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if match is None:
-        raise ConfigError(f"--older-than {text!r} is not a duration; write it as 90m, 12h or 7d", field="older_than")
+        raise ConfigError(
+            f"--{option} {text!r} is not a duration; write it as 90m, 12h or 7d", field=option.replace("-", "_")
+        )
     return float(match[1]) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[match[2]]
 
 
@@ -418,6 +425,6 @@ def choose_run(name: str | None, *, is_elsewhere: bool) -> "RunDirectory | None"
     return active[0] if active else None
 
 
-def _console() -> Console:
+def console() -> Console:
     """Return a console that wraps lines only on a terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)

@@ -100,6 +100,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Newest bytes of each worker's log to keep; 0: all."""
     function: str = ""
     """Name of the function, if the run calls one."""
+    shown: str = ""
+    """Command to show instead, if the script is not the user's own."""
     min_wait_s: float = 300.0
     """Time to wait while fewer than the minimum number of workers can be placed."""
     is_warm: bool = True
@@ -124,6 +126,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """The command as typed, without the directory of the script."""
+        if self.shown:
+            return self.shown
         if self.function:
             return f"{self.function}()"
         script = ["-m", self.script] if self.is_module else [self.script.rpartition("/")[2]]

@@ -345,6 +345,7 @@ class TrainingOrchestrator:
         warm_start: Sequence[Study | str | os.PathLike[str]] = (),
         callbacks: Sequence[StudyCallback] = (),
         options: Mapping[str, Any] | None = None,
+        quiet: bool = False,
     ) -> Study:
         """Call `train_fn(config)` or `train_fn(config, trial)` with many configurations; return the study.
 
@@ -375,6 +376,7 @@ class TrainingOrchestrator:
                 chooses. A study that is continued keeps those that it began with.
             callbacks: Objects to call when a trial starts, reports or ends: see `strata.tune.callbacks.StudyCallback`.
             options: Options of the mode, such as `{"kind": "stop"}` for "asha".
+            quiet: Show neither the live table nor, where stderr is not a terminal, a line per event.
 
         Raises:
             ConfigError: A setting is invalid; the message names the cure.
@@ -409,4 +411,5 @@ class TrainingOrchestrator:
             constraints=[constraints] if isinstance(constraints, str) else constraints,
             warm_start=warm_start,
             callbacks=callbacks,
+            quiet=quiet,
         )

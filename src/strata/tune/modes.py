@@ -92,3 +92,11 @@ def _joined(sampler: Any, scheduler: Any) -> Mode:
         sampler_object=None if is_named else sampler,
         pruner_object=scheduler if is_pruning else None,
     )
+
+
+def mode_name(sampler: str, scheduler: str) -> str:
+    """Return the name of the mode with this sampler and scheduler, or a description."""
+    for name, mode in MODES.items():
+        if (mode.sampler, mode.scheduler) == (sampler, scheduler):
+            return name
+    return sampler if scheduler == "none" else f"{sampler} with {scheduler}"

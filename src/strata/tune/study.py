@@ -19,9 +19,10 @@ from strata.errors import ConfigError, RunFailed
 from strata.tune import analysis, export, plots
 from strata.tune.callbacks import Callbacks
 from strata.tune.journal import JOURNAL, StudyJournal, read_journal
-from strata.tune.modes import find_mode
+from strata.tune.modes import Mode, find_mode
 from strata.tune.packages import require
 from strata.tune.schedulers import RunAll
+from strata.tune.script import Script
 from strata.tune.search import Search
 from strata.tune.space import SearchSpace
 from strata.tune.state import events as e
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from strata.launch.record.directory import RunDirectory
     from strata.launch.spec import RunSpec
     from strata.tune.callbacks import StudyCallback
-    from strata.tune.modes import Mode
     from strata.tune.state.trial import Trial
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,11 @@ class Study:
         opened = facts[0]
         assert isinstance(opened, e.Opened)
         return cls(Path(path), StudyState.replay(opened.spec, RunAll(), facts[1:]))  # nothing is decided here
+
+    @property
+    def state(self) -> StudyState:
+        """The state that its journal leads to, for `strata.tune.snapshot`."""
+        return self._state
 
     @property
     def name(self) -> str:
@@ -239,6 +244,7 @@ def tune(
     constraints: Sequence[str],
     warm_start: Sequence[Study | str | os.PathLike[str]],
     callbacks: Sequence[StudyCallback],
+    quiet: bool,
 ) -> Study:
     """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors."""
     if not isinstance(space, SearchSpace) or not space.parameters:  # type: ignore[redundant-expr]
@@ -282,25 +288,112 @@ def tune(
         seed=seed,
         ask_ahead=chosen.ask_ahead,
     )
+    return _carried_out(
+        directory,
+        spec,
+        chosen,
+        workers=workers,
+        workers_per_trial=workers_per_trial,
+        timeout_s=timeout_s,
+        watch=watch,
+        known=_known(warm_start, spec, space),
+        callbacks=callbacks,
+        quiet=quiet,
+    )
 
-    known = _known(warm_start, spec, space)
 
-    def opened(journal: StudyJournal) -> tuple[Search, Handled | None]:
-        search, recovered = _opened(journal, spec, chosen, known)
-        search.watch = watch
-        search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
-        return search, recovered
+def resume(
+    name: str,
+    *,
+    num_trials: int | None = None,
+    workers: int | None = None,
+    timeout_s: float | None = None,
+    quiet: bool = False,
+) -> Study:
+    """Continue a study with the function or script that it was last run with.
+
+    Args:
+        name: Its name, or a unique prefix.
+        num_trials: New number of trials in all; None: as before.
+        workers: Number of trials that run at the same time; None: as before.
+
+    Raises:
+        ConfigError: There is no such study, it cannot be continued like this, or a setting is invalid.
+        JournalLocked: The study is running.
+        RunFailed: All of the first trials failed.
+    """
+    import msgspec  # noqa: PLC0415
+
+    from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
+    from strata.launch.spec import Size  # noqa: PLC0415
+    from strata.train.function import FUNCTION  # noqa: PLC0415
+
+    directory = runs.open_run(name)
+    known = Study.load(directory.path)
+    StudyJournal(directory.path / JOURNAL).close()  # raises if the study is running
+    mode = Mode(known.state.spec.sampler, known.state.spec.scheduler)
+    for each in (mode.sampler, mode.scheduler):
+        if each.startswith("optuna/"):
+            raise ConfigError(
+                f"study {known.name} was started with an object of Optuna ({each}), which no file has; call tune with "
+                f"name={known.name!r} and such an object",
+                field="name",
+            )
+    if not (directory.path / "call" / FUNCTION).exists():
+        raise ConfigError(f"study {known.name} has no {FUNCTION}; call tune with name={known.name!r}", field="name")
+    if num_trials is not None and num_trials < known.state.num_trials:
+        raise ConfigError(
+            f"num_trials={num_trials} is less than the {known.state.num_trials} trials of study {known.name}; pass the "
+            "new number of trials in all",
+            field="num_trials",
+        )
+    workers_per_trial, num_processes = directory.spec.workers.at_least, directory.spec.workers.at_most
+    if workers is not None:
+        num_processes = workers * workers_per_trial
+        size = Size(workers_per_trial, num_processes)
+        directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
+    return _carried_out(
+        directory,
+        msgspec.structs.replace(known.state.spec, num_trials=num_trials or known.state.num_trials),
+        mode,
+        workers=num_processes // workers_per_trial,
+        workers_per_trial=workers_per_trial,
+        timeout_s=timeout_s,
+        quiet=quiet,
+    )
+
+
+def _carried_out(
+    directory: RunDirectory,
+    spec: e.StudySpec,
+    mode: Mode,
+    *,
+    workers: int,
+    workers_per_trial: int,
+    timeout_s: float | None,
+    quiet: bool,
+    watch: Watch | None = None,
+    known: Sequence[e.Known] = (),
+    callbacks: Sequence[StudyCallback] = (),
+) -> Study:
+    """Run a study to its end; in another thread if this one already has an event loop."""
 
     def work() -> Finish:
         from strata.tune.engine import Engine  # noqa: PLC0415 - heavy
+        from strata.tune.view import displaying  # noqa: PLC0415
 
-        return Engine(
-            directory,
-            opened,
-            num_slots=workers,
-            workers_per_trial=workers_per_trial,
-            timeout_s=timeout_s,
-        ).run()
+        with displaying(directory.path, quiet=quiet) as display:
+
+            def opened(journal: StudyJournal) -> tuple[Search, Handled | None]:
+                search, recovered = _opened(journal, spec, mode, known)
+                search.watch = watch
+                search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
+                display.follow(search)
+                return search, recovered
+
+            return Engine(
+                directory, opened, num_slots=workers, workers_per_trial=workers_per_trial, timeout_s=timeout_s
+            ).run()
 
     if _is_in_loop():  # as in a notebook
         with ThreadPoolExecutor(1, thread_name_prefix="strata-tune") as pool:
@@ -348,6 +441,7 @@ def _directory(
     chosen = name or runs.new_name(SystemClock())
     place = runs.root() / chosen
     is_new = not (place / JOURNAL).exists()
+    script = train_fn if isinstance(train_fn, Script) else None
     spec = RunSpec(
         name=chosen,
         script=WORKER,
@@ -356,8 +450,10 @@ def _directory(
         workers=Size(at_least, num_processes),
         directory=str(Path.cwd()),
         checkpoints=str(place / "trials"),
-        preload=(*preload_of(train_fn), *PRELOAD),
+        preload=(*(preload_of(train_fn) if script is None else script.imports()), *PRELOAD),
         function=getattr(train_fn, "__qualname__", type(train_fn).__name__),
+        shown="" if script is None else script.shown,
+        variables={} if script is None else script.variables,
         engine=engine,
         num_nodes=nnodes,
         coordinator=coordinator,

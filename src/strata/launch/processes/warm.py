@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from types import TracebackType
 
 MAX_MESSAGE_BYTES = 32 << 10
@@ -158,7 +158,7 @@ def main() -> None:
     order = warm.serve()
     show_title(order.title)
     _settle(order)
-    _run(order)
+    run_script(order.script, order.arguments, is_module=order.is_module)
 
 
 def _preload(names: Iterable[str]) -> Ready:
@@ -530,25 +530,25 @@ def _number(text: str | None) -> int:
     return int(first) if first.isascii() and first.isdecimal() else 0
 
 
-def _run(order: Order) -> None:
+def run_script(script: str, arguments: Sequence[str], *, is_module: bool) -> None:
     """Run the script as `python script.py` or `python -m module` does, in its own `__main__`: its classes can be
     pickled, and threads that continue after its last line find it.
     """
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
-    how = ["-m", order.script] if order.is_module else [order.script]
-    sys.orig_argv = [sys.executable, *how, *order.arguments]
-    sys.argv = [how[0], *order.arguments]
+    how = ["-m", script] if is_module else [script]
+    sys.orig_argv = [sys.executable, *how, *arguments]
+    sys.argv = [how[0], *arguments]
     try:
-        if order.is_module:
+        if is_module:
             sys.path.insert(0, str(Path.cwd()))
-            _run_module(order.script, alter_argv=True)
-        elif pkgutil.get_importer(order.script) is not None:  # a directory or archive with a `__main__.py`
-            sys.path.insert(0, str(Path.cwd() / order.script))
+            _run_module(script, alter_argv=True)
+        elif pkgutil.get_importer(script) is not None:  # a directory or archive with a `__main__.py`
+            sys.path.insert(0, str(Path.cwd() / script))
             _run_module("__main__", alter_argv=False)
         else:
-            sys.path.insert(0, str(Path(order.script).resolve().parent))
-            _run_file(str(Path.cwd() / order.script), main.__dict__)
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            _run_file(str(Path.cwd() / script), main.__dict__)
     except SystemExit as error:
         if error.code not in (None, 0):  # exit hooks recognize a failure by it, as after any other exception
             sys.last_value = error
@@ -577,7 +577,7 @@ def _run_file(path: str, names: dict[str, Any]) -> None:
 
 def _hide_our_frames(error: BaseException) -> None:
     """Remove our frames from the traceback that Python prints, with the hook that the script may have set."""
-    ours = {each.__code__.co_filename for each in (_run, runpy.run_path)}
+    ours = {each.__code__.co_filename for each in (run_script, runpy.run_path)}
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename in ours:
         traceback = traceback.tb_next

@@ -43,7 +43,6 @@ _METRIC_WIDTH = _MAX_METRIC_NAME + 2
 _OTHERS_WIDTH = 52
 """Width of all columns except the metrics."""
 _LABEL = 12
-_RANKS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _COLORS = {
     "running": "green",
     "done": "green",
@@ -351,8 +350,3 @@ def describe_servers(figures: ServerFigures) -> str:
     if figures.hit_rate is not None:
         parts.append(f"hit rate {cells['hits']}")
     return ", ".join(parts)
-
-
-def rank_style(rank: int) -> str:
-    """Return the color of a rank's lines."""
-    return _RANKS[rank % len(_RANKS)]

@@ -20,6 +20,7 @@ from strata.tune.schedulers.base import Resume, Wait
 from strata.tune.state import events as e
 from strata.tune.state.actions import Ask, Finish, Handled, Kill, Start, Stop
 from strata.tune.state.objectives import Objectives
+from strata.tune.state.times import Times
 from strata.tune.state.trial import Trial
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class StudyState:
         self.has_value = False
         """A trial has reported a finite objective, so the training function works."""
         self.num_failed = 0
+        self.times = Times()
         self._is_exhausted = False
         self._scheduler = scheduler
         self._slots: dict[int, int] = {}
@@ -138,6 +140,7 @@ class StudyState:
 
     def apply(self, fact: e.Event) -> Verdict | None:
         """Change the state by one fact; return the scheduler's verdict on a report."""
+        self.times.add(fact)
         return self._appliers[type(fact)](fact)
 
     def _check(self, event: e.Event) -> str:
