@@ -17,6 +17,7 @@ from strata.train import Trainer
 from strata.trainer.callbacks import Callback
 
 pytest.importorskip("cloudpickle")
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +77,7 @@ def test_the_trainer_has_the_best_configuration_and_its_weights_afterwards() -> 
     assert tuned.evaluate(rows(1))["auc"] == pytest.approx(study.best.values[0])
 
 
-def test_a_promoted_and_a_killed_trial_continue_from_their_checkpoints(tmp_path: Path) -> None:
+def test_a_promoted_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     space = SearchSpace().add_float("lr", min=1e-4, max=0.1, log=True)
 
@@ -98,10 +99,15 @@ def test_a_promoted_and_a_killed_trial_continue_from_their_checkpoints(tmp_path:
     assert all(each >= 4 for each in starts if each)  # an epoch has 4 steps
     assert len(starts) > 3
 
-    marks.unlink()
+
+def test_a_killed_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    space = SearchSpace().add_float("lr", min=1e-4, max=0.1, log=True)
+
     study = trainer(callbacks=Noted(str(marks), kill_at=3)).tune(
         space, rows(0), valid=rows(1), epochs=3, batch_size=64, num_trials=1, workers=1, hpt_mode="random"
     )
+
     first, *later = [int(line) for line in marks.read_text().split()]
     assert (first, len(later)) == (0, 1)
     assert later[0] >= 4

@@ -171,6 +171,8 @@ class Tuning:
             tuned.loss = tuned.loss.with_weights(**chosen["loss"])
         tuned.objective = Objective(tuned.loss, class_weights=tuned.settings.class_weights)
         tuned.checkpoints = None  # those of the trial
+        # A trial saves rarely, and a process for it would take longer to start than many trials run.
+        tuned.checkpoint_options = {"saver": "thread", **tuned.checkpoint_options}
         return tuned
 
     def fit_arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:

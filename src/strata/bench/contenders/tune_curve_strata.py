@@ -14,7 +14,7 @@ from strata.bench.tune import CURVE_WORKERS, ETA, MAX_EPOCHS
 from strata.train.orchestrator import TrainingOrchestrator
 
 SAVE_EVERY = 1_000_000
-"""Epochs: a trial saves only when it is paused."""
+"""Epochs: a trial saves only when it is paused. A saver process would take longer to start than an epoch takes."""
 
 
 def run(job: Job, configs: list[dict[str, Any]], seed: int, *, mode: str) -> None:
@@ -22,7 +22,7 @@ def run(job: Job, configs: list[dict[str, Any]], seed: int, *, mode: str) -> Non
         import strata  # noqa: PLC0415
 
         torch.set_num_threads(1)
-        ctx = strata.init(every=SAVE_EVERY)
+        ctx = strata.init(every=SAVE_EVERY, saver="thread")
         training = Training(config, job.directory)
         state: dict[str, torch.nn.Module | torch.optim.Optimizer]
         state = {"model": training.model, "optimizer": training.optimizer}
