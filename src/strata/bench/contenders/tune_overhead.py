@@ -11,24 +11,17 @@ import time
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from strata.bench.contenders.tune_handover_trial import run as run_handover
 from strata.bench.contenders.tune_marks import Marks, handovers_ms, read_lives
 from strata.bench.contenders.tune_problems import FUNCTIONS
-from strata.bench.contenders.tune_search import OptunaSearch, space_of
+from strata.bench.contenders.tune_search import OptunaSearch, StrataSearch, space_of
 from strata.train.orchestrator import TrainingOrchestrator
 from strata.tune import SearchSpace
 from strata.tune.journal import StudyJournal
-from strata.tune.modes import find_mode
-from strata.tune.search import Search
-from strata.tune.state import events as e
-from strata.tune.state.actions import Ask, Start
-
-if TYPE_CHECKING:
-    from strata.tune.state.actions import Action
 
 BLOCK = 25
 """Trials before the other system takes its turn."""
@@ -40,60 +33,35 @@ NUM_REPORTS, QUICK_REPORTS = 1_500, 60
 REPORT_PAUSE_S = 0.004
 
 
-class JournalledSearch:
-    """A study of one worker with its durable journal: all that the driver decides and writes for a trial."""
-
-    def __init__(self, space: SearchSpace, sampler: Any, path: Path, num_trials: int) -> None:
-        chosen, sampler = find_mode(sampler)
-        spec = e.StudySpec(name="bench", space=space.to_dict(), num_trials=num_trials, sampler=chosen.sampler)
-        self._search = Search(spec, sampler=sampler)
-        self._journal = StudyJournal(path)
-        self._journal.append([e.Opened(spec=spec)])
-        self._start: Start | None = None
-        self._handle(e.Resized(num_slots=1))
-
-    def trial(self, loss: float) -> None:
-        """Run a trial that reports once and ends."""
-        start = self._start
-        assert start is not None
-        self._handle(e.Reported(trial=start.trial, lease=start.lease, step=1, values=(loss,)))
-        self._handle(e.Finished(trial=start.trial, lease=start.lease, values=(loss,)))
-
-    def _handle(self, event: e.Event) -> None:
-        events: list[e.Event] = [event]
-        while events:
-            handled = self._search.handle(events.pop(0))
-            self._journal.append(handled.facts, is_durable=not all(isinstance(f, e.Reported) for f in handled.facts))
-            for action in handled.actions:
-                events += self._answer(action)
-
-    def _answer(self, action: Action) -> list[e.Event]:
-        if isinstance(action, Start):
-            self._start = action
-        return [self._search.answer(action.trial)] if isinstance(action, Ask) else []
-
-
 def bookkeeping(directory: Path, num_blocks: int) -> dict[str, float]:
     """Time trials of a study with its journal and of Optuna in memory, with the same sampler, in turns."""
     from optuna.samplers import RandomSampler  # noqa: PLC0415
 
-    problem = FUNCTIONS[0]
-    ours = JournalledSearch(
-        space_of(problem.parameters), RandomSampler(seed=0), directory / "study.jsonl", BLOCK * (num_blocks + 1) + 1
-    )
-    theirs = OptunaSearch(problem.parameters, RandomSampler(seed=0))
+    parameters = FUNCTIONS[0].parameters
+    theirs = OptunaSearch(parameters, RandomSampler(seed=0))
     ours_ms, theirs_ms = [], []
-    for _ in range(num_blocks + 1):
-        began_s = time.perf_counter()
-        for _ in range(BLOCK):
-            ours.trial(1.0)
-        turned_s = time.perf_counter()
-        for _ in range(BLOCK):
-            trial, _ = theirs.ask()
-            trial.report(1.0, 1)
-            theirs.tell(trial, 1.0)
-        ours_ms.append((turned_s - began_s) * 1e3 / BLOCK)
-        theirs_ms.append((time.perf_counter() - turned_s) * 1e3 / BLOCK)
+    with StudyJournal(directory / "study.jsonl") as journal:
+        ours = StrataSearch(
+            space_of(parameters),
+            RandomSampler(seed=0),
+            num_workers=1,
+            num_trials=BLOCK * (num_blocks + 1) + 1,
+            journal=journal,
+        )
+        for _ in range(num_blocks + 1):
+            began_s = time.perf_counter()
+            for _ in range(BLOCK):
+                asked = ours.ask()
+                assert asked is not None
+                ours.report(asked[0], 1, 1.0)
+                ours.tell(asked[0], 1.0)
+            turned_s = time.perf_counter()
+            for _ in range(BLOCK):
+                trial, _ = theirs.ask()
+                trial.report(1.0, 1)
+                theirs.tell(trial, 1.0)
+            ours_ms.append((turned_s - began_s) * 1e3 / BLOCK)
+            theirs_ms.append((time.perf_counter() - turned_s) * 1e3 / BLOCK)
     pairs = list(zip(ours_ms[1:], theirs_ms[1:], strict=True))  # the first block imports
     return {
         "trial_overhead_ms": statistics.median(our - their for our, their in pairs),

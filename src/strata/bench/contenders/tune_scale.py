@@ -10,16 +10,13 @@ import os
 import sys
 import tempfile
 import time
-from collections import deque
 from pathlib import Path
 
 import psutil
 
+from strata.bench.contenders.tune_search import StrataSearch
 from strata.tune import SearchSpace
 from strata.tune.journal import StudyJournal
-from strata.tune.search import Search
-from strata.tune.state import events as e
-from strata.tune.state.actions import Ask, Start
 
 NUM_TRIALS, QUICK_TRIALS = 10_000, 300
 NUM_REPORTS = 100
@@ -29,10 +26,6 @@ NUM_WORKERS = 64
 def main() -> None:
     num_trials = QUICK_TRIALS if "--quick" in sys.argv else NUM_TRIALS
     space = SearchSpace().add_float("learning_rate", min=1e-5, max=1e-1, log=True).add_int("layers", min=1, max=8)
-    options = {"kind": "stop", "eta": 4}
-    spec = e.StudySpec(
-        name="bench", space=space.to_dict(), num_trials=num_trials, scheduler="asha", scheduler_options=options
-    )
     memory = psutil.Process(os.getpid()).memory_info
     cpu_s: list[float] = []
     """Used when each trial ended."""
@@ -41,30 +34,18 @@ def main() -> None:
         StudyJournal(Path(directory) / "study.jsonl") as journal,
     ):
         before_bytes, began_s = memory().rss, time.process_time()
-        search = Search(spec)
-        starts: deque[Start] = deque()
-
-        def handle(event: e.Event) -> None:
-            handled = search.handle(event)
-            journal.append(handled.facts, is_durable=not isinstance(event, e.Reported))
-            for action in handled.actions:
-                if isinstance(action, Ask):
-                    handle(search.answer(action.trial))
-                elif isinstance(action, Start):
-                    starts.append(action)
-
-        handle(e.Resized(num_slots=NUM_WORKERS))
-        while starts:
-            running = [starts.popleft() for _ in range(len(starts))]
+        study = StrataSearch(
+            space, "asha", num_workers=NUM_WORKERS, num_trials=num_trials, options={"kind": "stop"}, journal=journal
+        )
+        while running := [start for start, _ in iter(study.ask, None)]:
             for step in range(1, NUM_REPORTS + 1):
-                for each in running:
-                    loss = 1.0 - each.trial / num_trials
-                    handle(e.Reported(trial=each.trial, lease=each.lease, step=step, values=(loss,)))
-            for each in running:
-                handle(e.Finished(trial=each.trial, lease=each.lease))
+                for start in running:
+                    study.report(start, step, 1.0 - start.trial / num_trials)
+            for start in running:
+                study.tell(start, 1.0 - start.trial / num_trials)
                 cpu_s.append(time.process_time() - began_s)
         used_bytes = memory().rss - before_bytes
-    finished = sum(each.state == "finished" for each in search.state.trials.values())
+    finished = sum(each.state == "finished" for each in study.search.state.trials.values())
     assert finished == num_trials, f"{finished} of {num_trials} trials have finished"
     tenth = num_trials // 10
     figures = {

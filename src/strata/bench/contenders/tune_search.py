@@ -19,10 +19,10 @@ from strata.tune.state import events as e
 from strata.tune.state.actions import Ask, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from strata.bench.contenders.tune_problems import Config, Parameter, Problem
-    from strata.tune.state.actions import Action
+    from strata.tune.journal import StudyJournal
 
 
 class Searcher(Protocol):
@@ -57,9 +57,19 @@ def lowest(searcher: Searcher, problem: Problem, *, num_workers: int, num_trials
 
 
 class StrataSearch:
-    """The deciding part of a study, as `TrainingOrchestrator.tune` runs it, without processes and journal."""
+    """The deciding part of a study, as `TrainingOrchestrator.tune` runs it, without processes."""
 
-    def __init__(self, space: SearchSpace, mode: object, *, seed: int, num_workers: int, num_trials: int) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        mode: object,
+        *,
+        num_workers: int,
+        num_trials: int,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        journal: StudyJournal | None = None,
+    ) -> None:
         chosen, sampler = find_mode(mode)
         spec = e.StudySpec(
             name="bench",
@@ -67,11 +77,15 @@ class StrataSearch:
             num_trials=num_trials,
             sampler=chosen.sampler,
             scheduler=chosen.scheduler,
+            scheduler_options=dict(options or {}),
             seed=seed,
             ask_ahead=chosen.ask_ahead,
         )
-        self._search = Search(spec, sampler=sampler)
+        self.search = Search(spec, sampler=sampler)
+        self._journal = journal
         self._starts: deque[Start] = deque()
+        if journal is not None:
+            journal.append([e.Opened(spec=spec)])
         self._handle(e.Resized(num_slots=num_workers))
 
     def ask(self) -> tuple[Start, Config] | None:
@@ -80,17 +94,24 @@ class StrataSearch:
         start = self._starts.popleft()
         return start, dict(start.config)
 
+    def report(self, trial: Start, step: int, loss: float) -> None:
+        self._handle(e.Reported(trial=trial.trial, lease=trial.lease, step=step, values=(loss,)))
+
     def tell(self, trial: Start, loss: float) -> None:
         self._handle(e.Finished(trial=trial.trial, lease=trial.lease, values=(loss,)))
 
     def _handle(self, event: e.Event) -> None:
-        actions: deque[Action] = deque(self._search.handle(event).actions)
-        while actions:
-            action = actions.popleft()
-            if isinstance(action, Ask):
-                actions += self._search.handle(self._search.answer(action.trial)).actions
-            elif isinstance(action, Start):
-                self._starts.append(action)
+        events = deque([event])
+        while events:
+            handled = self.search.handle(events.popleft())
+            if self._journal is not None:  # as the driver writes it
+                is_durable = not all(isinstance(fact, e.Reported) for fact in handled.facts)
+                self._journal.append(handled.facts, is_durable=is_durable)
+            for action in handled.actions:
+                if isinstance(action, Ask):
+                    events.append(self.search.answer(action.trial))
+                elif isinstance(action, Start):
+                    self._starts.append(action)
 
 
 class OptunaSearch:
