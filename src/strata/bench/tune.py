@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strata.bench.contenders.tune_problems import NAMES
-from strata.bench.frame import Benchmark, Contender, Figure
+from strata.bench.frame import Benchmark, Contender, Figure, Setting
 
 SEEDS = 5
 """Seeds of a round; five rounds have 25."""
@@ -48,13 +48,13 @@ BENCHMARK = Benchmark(
     name="tune",
     title="Tuning",
     contenders=(
-        contender("quality", "quality", usual_s=170.0),
+        contender("quality", "quality", usual_s=170.0, timeout_s=1_800.0),
         Contender(
             name="Ax",
             module="strata.bench.contenders.tune_quality_ax",
             venv="peers",
             usual_s=80.0,
-            timeout_s=600.0,
+            timeout_s=1_800.0,
         ),
         contender("curve, strata", "curve_strata", usual_s=40.0),
         contender("curve, strata Hyperband", "curve_hyperband", usual_s=40.0),
@@ -131,6 +131,7 @@ BENCHMARK = Benchmark(
     ),
     rounds=5,
     quick_rounds=1,
+    settings=(Setting(name="seed", title="seed of the first round (default 0)", at_least=0),),
     notes=(
         "Regret: distance of the best value to the optimum, as a share of the median distance of random",
         f"… configurations, at least 0.0001. A round has {SEEDS} seeds and takes their median; ratios are geometric",

@@ -164,7 +164,7 @@ def prepare(directory: Path) -> None:
 def measured(prefix: str, run: Callable[[Job, list[dict[str, Any]], int], None]) -> dict[str, Any]:
     """Return the answer of a contender whose `run(job, configurations, seed)` tunes on two workers."""
     is_quick = "--quick" in sys.argv
-    seed = int(os.environ.get(ROUND_VARIABLE, "0"))
+    seed = int(os.environ.get(ROUND_VARIABLE, "0")) + int(os.environ.get("STRATA_BENCH_SEED", "0"))
     with tempfile.TemporaryDirectory(prefix="strata-bench-") as name:
         os.environ["STRATA_RUNS_DIR"] = f"{name}/runs"
         try:

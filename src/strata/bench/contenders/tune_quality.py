@@ -62,7 +62,7 @@ def regrets(
 def main() -> None:
     warnings.simplefilter("ignore")
     is_quick = "--quick" in sys.argv
-    number = int(os.environ.get(ROUND_VARIABLE, "0"))
+    number = int(os.environ.get(ROUND_VARIABLE, "0")) + int(os.environ.get("STRATA_BENCH_SEED", "0"))
     seeds = [number] if is_quick else range(number * SEEDS, (number + 1) * SEEDS)
     try:
         tables = [table_problem(each, models_data.tables()) for each in TABLES]

@@ -47,7 +47,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     num_trials = QUICK_TRIALS if "--quick" in sys.argv else NUM_TRIALS
-    seed = int(os.environ.get("STRATA_BENCH_ROUND", "0"))
+    seed = int(os.environ.get("STRATA_BENCH_ROUND", "0")) + int(os.environ.get("STRATA_BENCH_SEED", "0"))
     figures, asked = {}, []
     for problem in importlib.import_module("tune_problems").FUNCTIONS:
         if problem.name in PROBLEMS:
