@@ -8,7 +8,7 @@ torch=torch==2.13.0 # exact: an open range would select the newest, with gigabyt
 backend=(hatchling editables) # what an editable install without build isolation needs
 dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,ray,functions,servers,torchrec,tune,plots,dev]')
 demo=("$torch" "${backend[@]}" '.[torch,data]')
-peers=("$torch" datasets grpcio litdata numpy orbax-checkpoint pandas protobuf psutil pyarrow safetensors scikit-learn
+peers=("$torch" ax-platform datasets grpcio litdata numpy orbax-checkpoint pandas protobuf psutil pyarrow safetensors scikit-learn
   torch-dataloader-utils uhashring pyre-extensions tensordict torchmetrics==1.0.3 tqdm) # the peers of the benchmarks
 # pip cannot resolve torchrec: it requires fbgemm-gpu, the CUDA build, and torchmetrics==1.0.3, and works with the CPU
 # build and with later versions. What else it requires is in the extra `torchrec` and among the peers. Later versions need

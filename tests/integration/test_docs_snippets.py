@@ -76,7 +76,7 @@ def marked_with(infos: set[str]) -> list[tuple[Path, Block]]:
 
 # -- examples ------------------------------------------------------------------------------------------------------
 
-SLOW = {"features.md", "gnn.md", "models.md", "parameter-servers.md", "torchrec.md", "trainer-porting.md"}
+SLOW = {"features.md", "gnn.md", "models.md", "parameter-servers.md", "torchrec.md", "trainer-porting.md", "tuning.md"}
 """Pages that train several models, most of them in several processes."""
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from strata.identity import Identity
 from strata.launch.environment import WorkerSpec, worker_environment
 from strata.train import function as calling
 from strata.train.function import Call, read_call, read_error, read_result, write_call
+from strata.train.function_run import preload_of
 
 
 @pytest.fixture
@@ -180,3 +182,16 @@ def test_an_unreadable_result_raises_run_failed(work: Any) -> None:
 
     with pytest.raises(RunFailed, match="cannot read the result of rank 1"):
         read_result(directory, 3, 1)
+
+
+def test_what_a_function_needs_is_known_also_of_a_partial_one() -> None:
+    def plain() -> None:
+        import torch  # noqa: F401
+
+    def named() -> None: ...
+
+    named.preload = ("strata.trainer.work",)  # type: ignore[attr-defined]
+
+    assert "torch" in preload_of(partial(partial(plain)))
+    assert "strata.trainer.work" in preload_of(partial(named))
+    assert "strata.trainer.work" not in preload_of(plain)

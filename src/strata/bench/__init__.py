@@ -33,6 +33,7 @@ _HOMES = {
     "shards": "strata.bench.shards",
     "strategies": "strata.bench.strategies",
     "trainer": "strata.bench.trainer",
+    "tune": "strata.bench.tune",
 }
 """The module of each benchmark, which defines `BENCHMARK`; imported when the benchmark is requested."""
 

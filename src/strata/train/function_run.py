@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import functools
 import inspect
 import shutil
 import signal
@@ -151,8 +152,12 @@ def _call_directory(directory: RunDirectory) -> Path:
 
 
 def preload_of(function: Callable[..., Any], more: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the modules that a process which calls this function will need."""
-    return ("cloudpickle", *_imports_of(function), *more)
+    """Return the modules that a process which calls this function will need: what it imports, and those that its
+    attribute `preload` names.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    return ("cloudpickle", *_imports_of(function), *getattr(function, "preload", ()), *more)
 
 
 def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:

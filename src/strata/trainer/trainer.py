@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,7 +44,11 @@ if TYPE_CHECKING:
     from strata.trainer.config import Every, Label, OnNan, Precision
     from strata.trainer.engine import Engine
     from strata.trainer.features import Features
+    from strata.trainer.history import Better
     from strata.trainer.strategy import Strategy
+    from strata.trainer.tuning import Tuning
+    from strata.tune.space import SearchSpace
+    from strata.tune.study import Study
 
 
 SCRATCH = "strata-trainer-"
@@ -170,6 +175,7 @@ class Trainer:
             raise InvalidArgument(f"checkpoints={checkpoints!r} is not a directory or URL", field="checkpoints")
         self.features = features
         self.module = _module(module, features)
+        self._make_module = None if isinstance(module, nn.Module) else module
         self.loss = loss
         self.objective = Objective(loss, class_weights=self.settings.class_weights)
         self.optimizer = optimizer
@@ -261,14 +267,6 @@ class Trainer:
             InvalidArgument, ConfigError: An argument does not fit; most are found before workers start.
             RunFailed: A worker failed too often; the message shows its traceback.
         """
-        if isinstance(early_stopping, bool) or not isinstance(early_stopping, int | EarlyStopping | None):
-            raise InvalidArgument(
-                f"early_stopping={early_stopping!r} is neither a number of epochs nor an EarlyStopping; write "
-                "early_stopping=3",
-                field="early_stopping",
-            )
-        if isinstance(early_stopping, int):
-            early_stopping = EarlyStopping(patience=early_stopping)
         if restore_best is not None and not isinstance(restore_best, bool):
             raise InvalidArgument(f"restore_best={restore_best!r} must be True, False or None", field="restore_best")
         strategy_of(every)  # refuses what it does not know
@@ -279,27 +277,22 @@ class Trainer:
             raise InvalidArgument("idle_timeout_s= is for streams; add stream=True, or leave it out", field="stream")
         engine = self._engine()
         with Scratch(SCRATCH) as scratch, engine.prepared():
-            train = data if stream else self._resolve(data, scratch)
-            config = FitConfig(
-                train=train,
-                valid=None if valid is None else self._resolve(valid, scratch),
-                label=_label(label),
-                inputs=_inputs(inputs),
-                weight=weight,
+            config, watched, better = self._checked(
+                data if stream else self._resolve(data, scratch),
+                scratch,
+                label=label,
+                valid=valid,
                 epochs=epochs,
+                batch_size=batch_size,
+                inputs=inputs,
+                weight=weight,
+                shuffle=shuffle,
                 max_steps=max_steps,
-                batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
-                shuffle=True if shuffle is None else shuffle,
                 early_stopping=early_stopping,
                 monitor=monitor,
-                data_options=data_options,
-                is_resumed=resume,
-                started_s=time.time(),
+                resume=resume,
+                **data_options,
             )
-            sources.check_loader(train, batch_size=batch_size, shuffle=shuffle)
-            if weight is not None:
-                self.objective.prepare_weights("weight")
-            watched, better = check(self, config)
             best_options = {"keep_best": (watched, "max" if better == "higher" else "min")} if valid is not None else {}
             place = places.choose(
                 self.checkpoints,
@@ -320,6 +313,82 @@ class Trainer:
         best = result.best if wants_best else None
         work.load_weights(self, result.checkpoints, chosen=None if best is None else best.id)
         return result
+
+    def tune(
+        self,
+        space: SearchSpace,
+        data: Any,
+        *,
+        metric: str = "",
+        mode: str | None = None,
+        num_trials: int = 100,
+        hpt_mode: object = "hyperband",
+        workers: int = 2,
+        module: Callable[..., nn.Module] | None = None,
+        timeout: float | None = None,
+        max_failures: int = 3,
+        name: str = "",
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+        **fit_arguments: Any,
+    ) -> Study:
+        """Fit many configurations and return the study; afterwards this Trainer has the best one, and its weights.
+
+        A parameter of the space sets the argument of the same name: `batch_size`, `epochs` and `max_steps` of `fit`;
+        `accumulate`, `clip_norm`, `clip_value`, `ema` and `precision` of the Trainer; those of the optimizer, such as
+        `lr`; those of the function that builds the module; and the weights of a `LossFnStack`, by their names.
+
+        Each trial is a fit in a process of its own, and reports after each epoch. One that is killed, or that the mode
+        pauses and promotes, continues from its checkpoint.
+
+        Args:
+            space: The configurations to search.
+            data: What to train on, as in `fit`.
+            metric: Key of the history to optimize, such as "auc"; by default the first metric of `valid=`.
+            mode: "min" or "max"; by default what is better for the metric.
+            num_trials: Number of configurations.
+            hpt_mode: How to search; see `TrainingOrchestrator`.
+            workers: Number of trials that run at the same time.
+            module: A function that builds the module from parameters of the space, after `features.fields` if the
+                Trainer has features. By default the function that the Trainer was created with, if it was.
+            timeout: Seconds after which running trials save and stop. The study can be continued.
+            max_failures: Failures of a trial, without progress between them, after which it is given up.
+            name: Name of the study; a study that exists continues.
+            seed: The same seed and one worker give the same trials.
+            options: Options of the mode, such as `{"kind": "stop"}` for "asha". Their steps are epochs.
+            fit_arguments: Other arguments of `fit`, such as `label`, `valid` and `epochs`.
+
+        Raises:
+            InvalidArgument, ConfigError: A parameter or an argument does not fit; most are found before the first
+                trial.
+            RunFailed: All of the first trials failed; the message has the cause.
+        """
+        from strata.trainer.tuning import Tuning  # noqa: PLC0415 - rarely needed
+
+        tuning = Tuning.of(
+            self._described(),
+            space,
+            data,
+            fit_arguments,
+            factory=self._make_module if module is None else module,
+        )
+        key, better = self._check_trial(tuning, space.draw(np.random.default_rng(seed)), metric)
+        study = tuning.run(
+            space,
+            key=key,
+            mode=mode if mode is not None else ("max" if better == "higher" else "min"),
+            hpt_mode=hpt_mode,
+            num_trials=num_trials,
+            workers=workers,
+            timeout=timeout,
+            max_failures=max_failures,
+            name=name,
+            seed=seed,
+            options=options,
+        )
+        if any(each.state == "finished" for each in study.trials):
+            self._adopt(tuning, study)
+        return study
 
     def evaluate(
         self,
@@ -414,6 +483,65 @@ class Trainer:
         export(directory, self.module, features=self.features, example=batch, binding=binding, onnx=onnx)
         return directory
 
+    def _checked(
+        self,
+        train: Any,
+        scratch: Scratch,
+        *,
+        label: Label = None,
+        valid: Any = None,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        inputs: str | Sequence[str] | None = None,
+        weight: str | None = None,
+        shuffle: bool | None = None,
+        max_steps: int | None = None,
+        early_stopping: EarlyStopping | int | None = None,
+        monitor: str = "",
+        resume: bool = False,
+        **data_options: Any,
+    ) -> tuple[FitConfig, str, Better]:
+        """Return the arguments of a fit on resolved data as they were checked, and what to monitor."""
+        config = FitConfig(
+            train=train,
+            valid=None if valid is None else self._resolve(valid, scratch),
+            label=_label(label),
+            inputs=_inputs(inputs),
+            weight=weight,
+            epochs=epochs,
+            max_steps=max_steps,
+            batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+            shuffle=True if shuffle is None else shuffle,
+            early_stopping=_early_stopping(early_stopping),
+            monitor=monitor,
+            data_options=data_options,
+            is_resumed=resume,
+            started_s=time.time(),
+        )
+        sources.check_loader(train, batch_size=batch_size, shuffle=shuffle)
+        if weight is not None:
+            self.objective.prepare_weights("weight")
+        return config, *check(self, config)
+
+    def _check_trial(self, tuning: Tuning, config: Mapping[str, Any], metric: str) -> tuple[str, Better]:
+        """Check a configuration in this process; return the key of the history that decides, and its direction."""
+        with Scratch(SCRATCH) as scratch:
+            arguments = {**tuning.fit_arguments(config), "monitor": metric}
+            arguments.pop("restore_best", None)
+            tuned = tuning.trainer_for(config)
+            checked, watched, better = tuned._checked(self._resolve(tuning.data, scratch), scratch, **arguments)
+            self._remember(checked, tuning.data)
+        return watched, better
+
+    def _adopt(self, tuning: Tuning, study: Study) -> None:
+        """Take over the arguments and the weights of the best trial."""
+        config = study.best.config
+        tuned = tuning.trainer_for(config)
+        self.settings, self.optimizer, self.optimizer_args = tuned.settings, tuned.optimizer, tuned.optimizer_args
+        self.loss, self.objective, self.module = tuned.loss, tuned.objective, tuned.module
+        self._check_trial(tuning, config, "")  # its arguments are the defaults of what follows
+        work.load_newest_weights(self, os.path.dirname(study.best_checkpoint))  # noqa: PTH120 - perhaps a URL
+
     def _config_for(
         self,
         data: Any,
@@ -485,8 +613,17 @@ class Trainer:
     def _described(self) -> Trainer:
         """Return what workers receive: this object without the results of earlier fits."""
         described = copy.copy(self)
-        described.result = described._last_fit = described._last_data = None
+        described.result = described._last_fit = described._last_data = described._make_module = None
         return described
+
+
+def _early_stopping(given: Any) -> EarlyStopping | None:
+    if isinstance(given, bool) or not isinstance(given, int | EarlyStopping | None):
+        raise InvalidArgument(
+            f"early_stopping={given!r} is neither a number of epochs nor an EarlyStopping; write early_stopping=3",
+            field="early_stopping",
+        )
+    return EarlyStopping(patience=given) if isinstance(given, int) else given
 
 
 def _inputs(columns: Any) -> tuple[str, ...] | None:

@@ -36,8 +36,6 @@ MODES = {
     "bohb": Mode("tpe", "hyperband"),
     "pbt": Mode("random", "pbt"),
 }
-_NOT_OFFERED = {"none", "pbt"}
-"""`pbt`: a trial cannot start from the checkpoint of another one yet."""
 _EXAMPLE = 'such as ("tpe", "asha") or (optuna.samplers.GPSampler(), optuna.pruners.MedianPruner())'
 
 
@@ -78,8 +76,9 @@ def _joined(sampler: Any, scheduler: Any) -> Mode:
         )
     is_pruning = not isinstance(scheduler, str)
     if not is_pruning and scheduler not in schedulers.NAMES:
-        names = [each for each in schedulers.NAMES if each not in _NOT_OFFERED]
-        raise ConfigError(f"hpt_mode: scheduler {scheduler!r} is unknown; use {', '.join(names)}", field="hpt_mode")
+        raise ConfigError(
+            f"hpt_mode: scheduler {scheduler!r} is unknown; use {', '.join(schedulers.NAMES)}", field="hpt_mode"
+        )
     if is_pruning and not is_pruner(scheduler):
         raise ConfigError(
             f"hpt_mode: {scheduler!r} is not a pruner of Optuna; pass a pair, {_EXAMPLE}", field="hpt_mode"

@@ -197,11 +197,10 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     num_bars = min(len(values), width)
     chosen = [values[(place + 1) * len(values) // num_bars - 1] for place in range(num_bars)]
     low, high = min(known), max(known)
-    # halves, because the difference of two large numbers may be infinite
-    scale = (len(_BARS) - 1) / (high / 2 - low / 2) if high > low else 0.0
-    return "".join(
-        " " if each is None else _BARS[min(round((each / 2 - low / 2) * scale), len(_BARS) - 1)] for each in chosen
-    )
+    # Halves, because the difference of two large numbers may be infinite; the half of the smallest number is 0.
+    span = (high / 2 - low / 2) or 1.0
+    heights = [None if each is None else (each / 2 - low / 2) / span for each in chosen]
+    return "".join(" " if each is None else _BARS[round(each * (len(_BARS) - 1))] for each in heights)
 
 
 def progress(view: StudyView) -> str:

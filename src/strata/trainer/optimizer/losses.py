@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -63,6 +64,21 @@ class LossFnStack(nn.Module):
         weighted = [self.weights[name] * part for name, part in parts.items()]
         return torch.stack(weighted).sum(dim=0) if len(weighted) > 1 else weighted[0]
 
+    def with_weights(self, **weights: float) -> LossFnStack:
+        """Return a copy in which these losses have other weights.
+
+        Raises:
+            InvalidArgument: There is no such loss, or a weight is not positive.
+        """
+        unknown = next((name for name in weights if name not in self.weights), None)
+        if unknown is not None:
+            raise InvalidArgument(
+                f"the LossFnStack has no loss {unknown!r}; it has {', '.join(self.weights)}", field="loss"
+            )
+        other = copy.deepcopy(self)
+        other.weights |= {name: _checked_weight(name, weight) for name, weight in weights.items()}
+        return other
+
     def extra_repr(self) -> str:
         return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())
 
@@ -79,16 +95,20 @@ class LossFnStack(nn.Module):
             )
         if isinstance(function, type):
             raise InvalidArgument(f"the loss {name!r} is a class; pass an instance: {name}()", field="loss")
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
-            raise InvalidArgument(
-                f"the loss {name!r} has weight={weight!r}; use a positive number, or leave this loss out",
-                field="loss",
-            )
-        self.weights[name] = float(weight)
+        self.weights[name] = _checked_weight(name, weight)
         if isinstance(function, nn.Module):
             self.losses[name] = function
         else:
             self._functions[name] = function
+
+
+def _checked_weight(name: str, weight: Any) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+        raise InvalidArgument(
+            f"the loss {name!r} has weight={weight!r}; use a positive number, or leave this loss out",
+            field="loss",
+        )
+    return float(weight)
 
 
 def _entry(each: Mapping[str, Any] | LossFn) -> tuple[str, LossFn, float]:
