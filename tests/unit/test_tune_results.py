@@ -295,7 +295,7 @@ def test_a_mode_is_a_name_an_object_of_optuna_or_a_pair() -> None:
         ("best", "hpt_mode='best' is unknown; use random"),
         (("tpe",), "must be a pair of a sampler and a scheduler, such as"),
         (("best", "asha"), "sampler 'best' is unknown; use random"),
-        (("tpe", "pbt2"), "scheduler 'pbt2' is unknown; use asha, hyperband, median"),
+        (("tpe", "pbt2"), "scheduler 'pbt2' is unknown; use none, asha, hyperband, median, pbt"),
         (("tpe", 3), "3 is not a pruner of Optuna; pass a pair"),
         (object(), "is neither a name nor a sampler or a pruner of Optuna; for both, pass a pair"),
     ],
