@@ -363,32 +363,31 @@ def test_constraints_callbacks_a_pruner_and_a_warm_start_in_one_study(runs: Path
     assert study.best.values[1] <= 0.5
 
 
-def test_the_next_question_is_answered_while_trials_run() -> None:
-    """A sampler that answers slowly costs no time once the first trial runs."""
+def test_the_next_question_is_answered_while_trials_run(tmp_path: Path) -> None:
+    """Each trial ends only once the sampler has answered the question for the next one."""
     optuna = pytest.importorskip("optuna")
 
     class Slow(optuna.samplers.GPSampler):  # type: ignore[misc]
-        def sample_relative(self, *arguments: Any) -> Any:
-            found = super().sample_relative(*arguments)
-            time.sleep(0.4)
+        def sample_relative(self, study: Any, trial: Any, space: Any) -> Any:
+            found = super().sample_relative(study, trial, space)
+            (tmp_path / str(trial.number)).touch()
             return found
 
     def train(config: dict[str, Any], trial: Any) -> None:
         import time
 
-        time.sleep(1.0)
+        deadline_s = time.monotonic() + 40.0
+        while trial.number < 3 and not (tmp_path / str(trial.number + 1)).exists():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"nobody asked for trial {trial.number + 1}")
+            time.sleep(0.01)
         trial.report(step=1, loss=config["learning_rate"])
 
     from strata.tune.modes import find_mode
-    from strata.tune.state import events as e
-    from strata.tune.study import JOURNAL, read_journal
 
     assert find_mode("bayesian").ask_ahead == 1
     study = TrainingOrchestrator(hpt_mode=Slow(seed=1, n_startup_trials=0)).tune(
-        train, space=space(), num_trials=4, workers=1
+        train, space=space(), num_trials=4, workers=1, max_failures=1
     )
 
-    facts, _ = read_journal(study.path / JOURNAL)
-    finished = {fact.trial: number for number, fact in enumerate(facts) if isinstance(fact, e.Finished)}
-    asked = {fact.trial: number for number, fact in enumerate(facts) if isinstance(fact, e.Asked)}
-    assert all(asked[trial + 1] < finished[trial] for trial in range(3))
+    assert [(trial.state, trial.reason) for trial in study.trials] == [("finished", "")] * 4

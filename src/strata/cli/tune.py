@@ -54,7 +54,8 @@ def tune(
     mode: Annotated[
         str,
         typer.Option(
-            help="How to search: random, grid, sobol, bayesian, cmaes, hyperband, asha, median, bohb. Default: random.",
+            help="How to search: random, grid, sobol, bayesian, tpe, cmaes, nsga2, hyperband, asha, median, bohb, pbt. "
+            "Default: random.",
             show_default=False,
             rich_help_panel=_SETTINGS,
         ),
