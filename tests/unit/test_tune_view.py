@@ -53,9 +53,9 @@ class Study:
     def do(self, event: e.Event) -> None:
         handled = self.search.handle(event, now_s=self.now_s)
         assert not handled.ignored
+        self.search.carried_out(handled.facts, now_s=self.now_s)
         events = [event_of(fact, self.state) for fact in handled.facts]
         self.words += [in_words(each, self.now_s).strip() for each in events if each is not None]
-        self.search.carried_out(handled.facts, now_s=0.0)
         for action in handled.actions:
             if isinstance(action, Ask):
                 self.do(self.search.answer(action.trial))

@@ -183,8 +183,6 @@ def show(
             "study": _described(run, as_plain(study), is_running=is_running),
             "trials": [as_plain(each) for each in trials],
         }
-        if len(study.metrics) > 1:
-            found["pareto"] = [each.number for each in state.pareto]
         if series:
             found["series"] = [as_plain(series_of(state, each.number)) for each in trials]
         echo_json(found)

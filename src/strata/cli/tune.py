@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SETTINGS = "Settings of the search"
 _SCRIPT = "How the script runs"
+_PLACE = "Where trials run"
 
 
 def tune(
@@ -68,6 +69,22 @@ def tune(
             rich_help_panel=_SETTINGS,
         ),
     ] = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="Limit of a reported metric that the best trial must meet: 'memory_gb <= 16'. Repeatable.",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
+    warm_start: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STUDY",
+            help="Learn from the finished trials of this study first. Repeatable.",
+            rich_help_panel=_SETTINGS,
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -95,6 +112,14 @@ def tune(
         str,
         typer.Option(
             metavar="TIME", help="Save and stop after this time: 90m, 12h. --resume continues.", show_default=False
+        ),
+    ] = "",
+    report_timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Kill a trial that reports nothing for this long; it is tried again.",
+            show_default=False,
         ),
     ] = "",
     name: Annotated[str, typer.Option(help="Name of the study. Default: a generated name.", show_default=False)] = "",
@@ -139,6 +164,34 @@ def tune(
     every: Every = "",
     env: Env = None,
     preload: Preload = None,
+    workers_per_trial: Annotated[
+        int, typer.Option(help="Processes that train one configuration together.", min=1, rich_help_panel=_PLACE)
+    ] = 1,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="local|ray",
+            help="Where trials run: on this machine, or on the Ray cluster of RAY_ADDRESS.",
+            rich_help_panel=_PLACE,
+        ),
+    ] = "local",
+    nnodes: Annotated[
+        int,
+        typer.Option(
+            help="Number of machines. Start the same command on each, with the same --name and --coordinator.",
+            min=1,
+            rich_help_panel=_PLACE,
+        ),
+    ] = 1,
+    coordinator: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of a coordinator, for --nnodes.",
+            show_default=False,
+            rich_help_panel=_PLACE,
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -157,10 +210,18 @@ def tune(
     from strata.tune.space import SearchSpace  # noqa: PLC0415
 
     timeout_s = duration_s(timeout, "timeout") if timeout else None
+    report_timeout_s = duration_s(report_timeout, "report-timeout") if report_timeout else None
     if resume:
         _refuse_with_resume(context)
         _carry_out(
-            lambda: studies.resume(resume, num_trials=trials, workers=workers, timeout_s=timeout_s, quiet=quiet),
+            lambda: studies.resume(
+                resume,
+                num_trials=trials,
+                workers=workers,
+                timeout_s=timeout_s,
+                report_timeout_s=report_timeout_s,
+                quiet=quiet,
+            ),
             name=resume,
             as_json=as_json,
         )
@@ -177,6 +238,10 @@ def tune(
     configurations = SearchSpace.from_yaml(space)
     style = ConfigStyle(how=config_as, format=config_format, has_switches=switches)  # type: ignore[arg-type] # checked
     style.check(configurations.parameters)
+    if nnodes > 1 and not (name and coordinator):
+        raise ConfigError(
+            "--nnodes needs --name NAME and --coordinator HOST:PORT, the same on every machine", field="nnodes"
+        )
     chosen = name or _new_name()
     program = Script(
         path=script if module else script_path(script, "tune"),
@@ -188,17 +253,23 @@ def tune(
     )
     directions = direction or ["min"]
     _carry_out(
-        lambda: TrainingOrchestrator(hpt_mode=mode or "random").tune(
+        lambda: TrainingOrchestrator(coordinator or None, hpt_mode=mode or "random").tune(
             program,
             space=configurations,
             num_trials=100 if trials is None else trials,
             metric=metric or ["loss"],
             mode=directions[0] if len(directions) == 1 else directions,
             workers=2 if workers is None else workers,
+            workers_per_trial=workers_per_trial,
+            engine=engine,
+            nnodes=nnodes,
             timeout=timeout_s,
+            report_timeout=report_timeout_s,
             max_failures=3 if max_failures is None else max_failures,
             name=chosen,
             seed=seed or 0,
+            constraints=constraint or [],
+            warm_start=warm_start or [],
             options=_options(option or []),
             quiet=quiet,
         ),
@@ -207,7 +278,7 @@ def tune(
     )
 
 
-_WITH_RESUME = frozenset({"resume", "trials", "workers", "timeout", "as_json", "quiet"})
+_WITH_RESUME = frozenset({"resume", "trials", "workers", "timeout", "report_timeout", "as_json", "quiet"})
 
 
 def _refuse_with_resume(context: typer.Context) -> None:

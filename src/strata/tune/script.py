@@ -161,8 +161,7 @@ class Script:
 
     def imports(self) -> tuple[str, ...]:
         """Return the modules that a process needs for it."""
-        found = preloads(self.path, is_module=self.is_module, directory=str(Path.cwd()))
-        return ("cloudpickle", *found, *self.preload)
+        return (*preloads(self.path, is_module=self.is_module, directory=str(Path.cwd())), *self.preload)
 
     def __call__(self, config: Config) -> None:
         arguments = [*self.arguments]

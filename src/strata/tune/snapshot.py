@@ -28,9 +28,11 @@ class TrialSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     state: TrialState
     config: dict[str, bool | int | float | str | None]
     values: dict[str, float | None]
-    """Objectives of the last report or of the result, by name; empty if it has reported none."""
+    """Last values of the objectives and of the metrics in constraints, by name; empty if it has reported none."""
     best: float | None
     """Best value of the first objective that was reported."""
+    is_feasible: bool
+    """Its last values meet all constraints."""
     step: int | None
     num_starts: int
     slot: int | None
@@ -50,7 +52,7 @@ class SeriesSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     trial: int
     steps: list[int]
     values: dict[str, list[float | None]]
-    """By objective, one per step."""
+    """By name, one per step."""
 
 
 class StudySnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +63,12 @@ class StudySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     metrics: list[str]
     directions: list[str]
+    constraints: list[str]
     seed: int
     num_trials: int
     """Trials that the study may have."""
+    num_known: int
+    """Trials of other studies that a warm start has used."""
     counts: dict[str, int]
     """Trials by state."""
     num_slots: int
@@ -79,7 +84,9 @@ class StudySnapshot(msgspec.Struct, frozen=True, kw_only=True):
     left_s: float | None
     """Estimate of the time until its end; None if it does not run, or nothing is known yet."""
     best: TrialSnapshot | None
-    """The finished trial with the best first objective."""
+    """The finished trial with the best first objective, among those that meet all constraints."""
+    pareto: list[int]
+    """With several objectives: the finished trials that no other one dominates."""
 
 
 def snapshot(state: StudyState, *, now_s: float | None = None) -> StudySnapshot:
@@ -103,8 +110,10 @@ def snapshot(state: StudyState, *, now_s: float | None = None) -> StudySnapshot:
         options=dict(spec.scheduler_options),
         metrics=list(spec.metrics),
         directions=list(spec.directions),
+        constraints=list(spec.constraints),
         seed=spec.seed,
         num_trials=state.num_trials,
+        num_known=state.num_known,
         counts=counts,
         num_slots=state.num_slots,
         is_ended=ended is not None,
@@ -115,6 +124,7 @@ def snapshot(state: StudyState, *, now_s: float | None = None) -> StudySnapshot:
         active_s=active_s,
         left_s=time_left(counts, state.num_trials, active_s) if is_running else None,
         best=None if best is None else trial_snapshot(state, best),
+        pareto=[each.number for each in state.pareto] if len(spec.metrics) > 1 else [],
     )
 
 
@@ -140,8 +150,9 @@ def trial_snapshot(state: StudyState, trial: Trial, *, now_s: float | None = Non
         number=trial.number,
         state=trial.state,
         config=dict(trial.config),
-        values=dict(zip(state.spec.metrics, trial.values, strict=True)) if trial.values else {},
+        values=dict(zip(state.objectives.names, trial.values, strict=True)) if trial.values else {},
         best=_value(state, trial.best),
+        is_feasible=state.objectives.is_feasible(trial),
         step=trial.step,
         num_starts=trial.lease,
         slot=trial.slot,
@@ -164,7 +175,7 @@ def series(state: StudyState, number: int) -> SeriesSnapshot:
     return SeriesSnapshot(
         trial=number,
         steps=[step for step, _ in points],
-        values={name: [values[place] for _, values in points] for place, name in enumerate(state.spec.metrics)},
+        values={name: [values[place] for _, values in points] for place, name in enumerate(state.objectives.names)},
     )
 
 
@@ -183,8 +194,8 @@ def history(state: StudyState) -> list[tuple[int, float]]:
     found: list[tuple[int, float]] = []
     best = math.inf
     for number, trial in enumerate(ended, start=1):
-        is_candidate = trial.state == "finished" and state.objectives.is_feasible(trial)
-        loss = state.objectives.losses(trial.values)[0] if is_candidate else math.inf
+        is_result = trial.state == "finished" and state.objectives.is_feasible(trial)
+        loss = state.objectives.losses(trial.values)[0] if is_result else math.inf
         if loss < best:
             best = loss
             found.append((number, trial.values[0] or 0.0))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from strata.launch.record.directory import RunDirectory
     from strata.launch.spec import RunSpec
     from strata.tune.callbacks import StudyCallback
+    from strata.tune.engine import Opening
     from strata.tune.state.trial import Trial
 
 log = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ def tune(
             "several machines need a name for the study; pass the same name= on all of them", field="name"
         )
     chosen = find_mode(mode)
-    watch = Watch(report_timeout_s) if report_timeout_s is not None else None
+    watch = _watch(report_timeout_s)
     Limit.parse_all(constraints)
     directory = _directory(
         train_fn,
@@ -288,18 +289,16 @@ def tune(
         seed=seed,
         ask_ahead=chosen.ask_ahead,
     )
-    return _carried_out(
-        directory,
-        spec,
-        chosen,
-        workers=workers,
-        workers_per_trial=workers_per_trial,
-        timeout_s=timeout_s,
-        watch=watch,
-        known=_known(warm_start, spec, space),
-        callbacks=callbacks,
-        quiet=quiet,
-    )
+
+    known = _known(warm_start, spec, space)
+
+    def opened(journal: StudyJournal) -> tuple[Search, Handled | None]:
+        search, recovered = _opened(journal, spec, chosen, known)
+        search.watch = watch
+        search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
+        return search, recovered
+
+    return _carried_out(directory, opened, timeout_s=timeout_s, quiet=quiet)
 
 
 def resume(
@@ -308,9 +307,10 @@ def resume(
     num_trials: int | None = None,
     workers: int | None = None,
     timeout_s: float | None = None,
+    report_timeout_s: float | None = None,
     quiet: bool = False,
 ) -> Study:
-    """Continue a study with the function or script that it was last run with.
+    """Continue a study with the function or script that it was last run with, in the same place.
 
     Args:
         name: Its name, or a unique prefix.
@@ -326,73 +326,76 @@ def resume(
 
     from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
     from strata.launch.spec import Size  # noqa: PLC0415
-    from strata.train.function import FUNCTION  # noqa: PLC0415
 
     directory = runs.open_run(name)
-    known = Study.load(directory.path)
-    StudyJournal(directory.path / JOURNAL).close()  # raises if the study is running
-    mode = Mode(known.state.spec.sampler, known.state.spec.scheduler)
-    for each in (mode.sampler, mode.scheduler):
-        if each.startswith("optuna/"):
-            raise ConfigError(
-                f"study {known.name} was started with an object of Optuna ({each}), which no file has; call tune with "
-                f"name={known.name!r} and such an object",
-                field="name",
-            )
-    if not (directory.path / "call" / FUNCTION).exists():
-        raise ConfigError(f"study {known.name} has no {FUNCTION}; call tune with name={known.name!r}", field="name")
-    if num_trials is not None and num_trials < known.state.num_trials:
+    study = Study.load(directory.path)
+    if directory.spec.num_nodes == 1:
+        StudyJournal(directory.path / JOURNAL).close()  # raises if the study is running
+    _check_resumable(study, num_trials)
+    if workers is not None:
+        per_trial = directory.spec.workers.at_least
+        size = Size(per_trial, workers * per_trial)
+        directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
+    known = study.state.spec
+    spec = msgspec.structs.replace(known, num_trials=num_trials or study.state.num_trials)
+    watch = _watch(report_timeout_s)
+
+    def opened(journal: StudyJournal) -> tuple[Search, Handled | None]:
+        search, recovered = _opened(journal, spec, Mode(known.sampler, known.scheduler), ())
+        search.watch = watch
+        return search, recovered
+
+    return _carried_out(directory, opened, timeout_s=timeout_s, quiet=quiet)
+
+
+def _check_resumable(study: Study, num_trials: int | None) -> None:
+    """
+    Raises:
+        ConfigError: The study cannot be continued by its name alone, or not with this number of trials.
+    """
+    from strata.train.function import FUNCTION  # noqa: PLC0415 - heavy
+
+    spec, again = study.state.spec, f"call tune with name={study.name!r}"
+    if spec.sampler.startswith("optuna/") or spec.scheduler.startswith("optuna/"):
         raise ConfigError(
-            f"num_trials={num_trials} is less than the {known.state.num_trials} trials of study {known.name}; pass the "
+            f"study {study.name} was started with an object of Optuna, which is in no file; {again} and such an object",
+            field="name",
+        )
+    if not (study.path / "call" / FUNCTION).exists():
+        raise ConfigError(f"study {study.name} has no {FUNCTION}; {again}", field="name")
+    if num_trials is not None and num_trials < study.state.num_trials:
+        raise ConfigError(
+            f"num_trials={num_trials} is less than the {study.state.num_trials} trials of study {study.name}; pass the "
             "new number of trials in all",
             field="num_trials",
         )
+
+
+def _watch(report_timeout_s: float | None) -> Watch | None:
+    return Watch(report_timeout_s) if report_timeout_s is not None else None
+
+
+def _carried_out(directory: RunDirectory, opened: Opening, *, timeout_s: float | None, quiet: bool) -> Study:
+    """Run a study to its end, in another thread if this one already has an event loop."""
+    from strata.tune.engine import Engine  # noqa: PLC0415 - heavy
+    from strata.tune.view import shown  # noqa: PLC0415
+
     workers_per_trial, num_processes = directory.spec.workers.at_least, directory.spec.workers.at_most
-    if workers is not None:
-        num_processes = workers * workers_per_trial
-        size = Size(workers_per_trial, num_processes)
-        directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
-    return _carried_out(
-        directory,
-        msgspec.structs.replace(known.state.spec, num_trials=num_trials or known.state.num_trials),
-        mode,
-        workers=num_processes // workers_per_trial,
-        workers_per_trial=workers_per_trial,
-        timeout_s=timeout_s,
-        quiet=quiet,
-    )
-
-
-def _carried_out(
-    directory: RunDirectory,
-    spec: e.StudySpec,
-    mode: Mode,
-    *,
-    workers: int,
-    workers_per_trial: int,
-    timeout_s: float | None,
-    quiet: bool,
-    watch: Watch | None = None,
-    known: Sequence[e.Known] = (),
-    callbacks: Sequence[StudyCallback] = (),
-) -> Study:
-    """Run a study to its end; in another thread if this one already has an event loop."""
 
     def work() -> Finish:
-        from strata.tune.engine import Engine  # noqa: PLC0415 - heavy
-        from strata.tune.view import displaying  # noqa: PLC0415
+        with shown(directory.path, quiet=quiet) as display:
 
-        with displaying(directory.path, quiet=quiet) as display:
-
-            def opened(journal: StudyJournal) -> tuple[Search, Handled | None]:
-                search, recovered = _opened(journal, spec, mode, known)
-                search.watch = watch
-                search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
+            def followed(journal: StudyJournal) -> tuple[Search, Handled | None]:
+                search, recovered = opened(journal)
                 display.follow(search)
                 return search, recovered
 
             return Engine(
-                directory, opened, num_slots=workers, workers_per_trial=workers_per_trial, timeout_s=timeout_s
+                directory,
+                followed,
+                num_slots=num_processes // workers_per_trial,
+                workers_per_trial=workers_per_trial,
+                timeout_s=timeout_s,
             ).run()
 
     if _is_in_loop():  # as in a notebook

@@ -48,6 +48,8 @@ def _in_words(fact: Event, state: StudyState) -> tuple[str, str] | None:
             if trial.state in ("failed", "pruned", "paused"):
                 return _outcome(trial, state)
             return "lost", f"the worker of trial {number}: {reason}"
+        case e.Expired(trial=number, reason=reason):
+            return "expired", f"trial {number}: {reason}"
         case e.Extended(num_trials=num_trials):
             return "continued", f"with {num_trials} trials in all"
         case e.StopRequested(reason=reason):
@@ -72,7 +74,7 @@ def _outcome(trial: Trial, state: StudyState) -> tuple[str, str] | None:
 
 
 def _values(trial: Trial, state: StudyState) -> str:
-    pairs = zip(state.spec.metrics, trial.values, strict=False)
+    pairs = zip(state.objectives.names, trial.values, strict=False)
     return "".join(f", {name} {number_in_words(value)}" for name, value in pairs)
 
 

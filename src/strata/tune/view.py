@@ -1,6 +1,6 @@
 """The display of a study while it runs: a live table on a terminal, plain lines anywhere else.
 
-`render` draws a `StudyView`, which is computed from the state of the study. A `StudyDisplay` listens to the facts of a
+`render` draws a `StudyView`, which is computed from the state of the study. A `StudyDisplay` observes the facts of a
 study, and decides when to draw; it draws on the driver's thread, between two events, so no lock is needed. Names,
 values and reasons come from users' programs, so control characters are removed: see `strata.printing`.
 """
@@ -55,11 +55,12 @@ _COLORS = {
     "failed": "red",
     "retried": "yellow",
     "lost": "yellow",
+    "expired": "yellow",
     "stopping": "yellow",
     "running": "green",
     "done": "green",
 }
-_LIVE = frozenset({"best", "failed", "retried", "lost", "continued", "stopping"})
+_LIVE = frozenset({"best", "failed", "retried", "lost", "expired", "continued", "stopping"})
 """Events that are printed above a live table; it shows the others itself."""
 
 
@@ -236,9 +237,9 @@ class StudyDisplay:
     def follow(self, search: Search) -> None:
         self._state = search.state
         self._since_s = self._clock.wall_s() - self._state.times.active_s
-        search.observers.append(self.heard)
+        search.observers.append(self.note)
 
-    def heard(self, facts: Sequence[Event]) -> None:
+    def note(self, facts: Sequence[Event]) -> None:
         """Show what has just happened."""
         assert self._state is not None
         events = [event for fact in facts if (event := event_of(fact, self._state)) is not None]
@@ -282,7 +283,7 @@ class StudyDisplay:
             self._lines.close()
 
 
-class NoDisplay:
+class Silence:
     """Shows nothing."""
 
     def follow(self, search: Search) -> None:
@@ -293,11 +294,11 @@ class NoDisplay:
 
 
 @contextlib.contextmanager
-def displaying(directory: Path, *, quiet: bool, stream: TextIO | None = None) -> Iterator[StudyDisplay | NoDisplay]:
+def shown(directory: Path, *, quiet: bool, stream: TextIO | None = None) -> Iterator[StudyDisplay | Silence]:
     """Show a study on stderr while it runs."""
     stream = sys.stderr if stream is None else stream
     if quiet or stream is None:  # a program without a terminal
-        yield NoDisplay()
+        yield Silence()
         return
     display = StudyDisplay(str(directory), stream, SystemClock())
     try:

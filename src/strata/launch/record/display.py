@@ -1,6 +1,7 @@
 """The displays of a run while it is active: a live view on a terminal, plain lines anywhere else.
 
-A display decides when to draw a `RunView`; a `Screen` draws it.
+A display decides when to draw a `RunView`. It neither ends the run nor delays it: it stops drawing to a closed
+terminal, and continues later on a stopped one.
 """
 
 from __future__ import annotations

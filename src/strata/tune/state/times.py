@@ -10,9 +10,6 @@ from strata.tune.state import events as e
 if TYPE_CHECKING:
     from strata.tune.state.events import Event
 
-_AFTER_A_BREAK = (e.Extended, e.Resized)
-"""Facts with which a driver begins; nothing ran in the time before them."""
-
 
 @dataclass(slots=True)
 class Times:
@@ -27,6 +24,14 @@ class Times:
             return
         if self.began_s is None:
             self.began_s = fact.at_s
-        elif not (isinstance(fact, _AFTER_A_BREAK) or (isinstance(fact, e.Lost) and fact.is_blameless)):
+        elif not _is_first(fact):
             self.active_s += max(fact.at_s - self.last_s, 0.0)
         self.last_s = fact.at_s
+
+
+def _is_first(fact: Event) -> bool:
+    """Return whether a restarted driver begins with such a fact, so that nothing ran in the time before it."""
+    match fact:
+        case e.Extended() | e.Resized(num_slots=0) | e.Lost(is_blameless=True):
+            return True
+    return False
