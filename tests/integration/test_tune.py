@@ -143,6 +143,25 @@ def test_a_promoted_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
     assert len(resumed) == study.best.lease
 
 
+def test_a_function_that_reports_through_a_context_and_never_saves_stops_at_its_next_report(tmp_path: Path) -> None:
+    def train(config: dict[str, Any]) -> None:
+        import strata
+
+        ctx = strata.init()
+        for step in range(1, 30):
+            ctx.report(step=step, loss=config["learning_rate"])
+            with (tmp_path / f"{config['learning_rate']}").open("a") as file:
+                file.write(f"{step}\n")
+        ctx.close()
+
+    study = TrainingOrchestrator(hpt_mode="asha").tune(train, space=space(), num_trials=4, workers=1)
+
+    ranked = sorted(study.trials, key=lambda trial: trial.config["learning_rate"])
+    assert (ranked[0].state, ranked[-1].state) == ("finished", "pruned")
+    steps = (tmp_path / f"{ranked[-1].config['learning_rate']}").read_text().split()
+    assert "29" not in steps
+
+
 def test_a_poor_member_of_a_population_continues_from_the_checkpoint_of_a_good_one(tmp_path: Path) -> None:
     marks = str(tmp_path / "marks")
 

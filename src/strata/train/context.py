@@ -131,6 +131,8 @@ class Context:
         """The save that was started last."""
         self._has_saved = False
         self._last = LastStep()
+        self.saves = False
+        """Whether the script uses checkpoints: it has called `restore` or `maybe_checkpoint`."""
         self._closing = renewed(threading.Lock())
         self._is_closed = False
         self._home = Home()
@@ -350,6 +352,7 @@ class Context:
         """
         if OURS in into:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="into")
+        self.saves = True
         self._membership.report("RECOVERING")
         self._schedule.restored()
         chosen = self._newest() if self.identity.incarnation else None
@@ -472,6 +475,7 @@ class Context:
     def _maybe_checkpoint(
         self, state: Mapping[str, Any], *, step: int | None, is_passing: bool, arguments: dict[str, Any]
     ) -> Save | None:
+        self.saves = True
         if step is not None or not self._last.is_new:
             self.report(step=self.step + 1 if step is None else step)
         self._last.is_new = False

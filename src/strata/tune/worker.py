@@ -83,7 +83,7 @@ class RunningTrial:
         stop = self._link.answer() if self.rank == 0 else None  # the other ranks end with rank 0
         if stop is None:
             return
-        if stop.is_saving and context is not None:
+        if stop.is_saving and context is not None and context.saves:
             if self._asked_s is None:
                 self._asked_s = time.monotonic()
                 context.ask_stop(stop.reason)
