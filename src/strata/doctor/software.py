@@ -41,6 +41,13 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("tqdm", "tqdm"),
     ),
     "tune": (("cloudpickle", "cloudpickle"), ("cmaes", "cmaes"), ("optuna", "optuna"), ("scipy", "scipy")),
+    "plots": (
+        ("cloudpickle", "cloudpickle"),
+        ("cmaes", "cmaes"),
+        ("matplotlib", "matplotlib"),
+        ("optuna", "optuna"),
+        ("scipy", "scipy"),
+    ),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),
 }
