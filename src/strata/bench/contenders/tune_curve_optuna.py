@@ -59,7 +59,8 @@ def work(job: Job, num_trials: int, seed: int) -> None:
                 raise optuna.TrialPruned
         return found
 
-    open_study(job, seed).optimize(objective, callbacks=[MaxTrialsCallback(num_trials, states=None)])
+    ended = [each for each in optuna.trial.TrialState if each.is_finished()]  # not those that are only enqueued
+    open_study(job, seed).optimize(objective, callbacks=[MaxTrialsCallback(num_trials, states=ended)])
 
 
 def run(job: Job, configs: list[dict[str, Any]], seed: int) -> None:

@@ -26,6 +26,15 @@ def train(config: dict[str, Any]) -> None:
 def run(job: Job, configs: list[dict[str, Any]], seed: int) -> None:  # noqa: ARG001
     from ray import tune  # noqa: PLC0415
 
+    class Reached(tune.Stopper):
+        """Ends the study, because each remaining trial would take a second to start."""
+
+        def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+            return job.reached.exists()
+
+        def stop_all(self) -> bool:
+            return job.reached.exists()
+
     tune.Tuner(
         tune.with_resources(train, {"cpu": 1}),
         param_space={"job": job, "config": tune.grid_search(configs)},
@@ -35,7 +44,7 @@ def run(job: Job, configs: list[dict[str, Any]], seed: int) -> None:  # noqa: AR
             max_concurrent_trials=CURVE_WORKERS,
             scheduler=tune.schedulers.ASHAScheduler(max_t=MAX_EPOCHS, grace_period=1, reduction_factor=ETA),
         ),
-        run_config=tune.RunConfig(storage_path=f"{job.directory}/kept", verbose=0),
+        run_config=tune.RunConfig(storage_path=f"{job.directory}/kept", verbose=0, stop=Reached()),
     ).fit()
 
 

@@ -16,6 +16,9 @@ from strata.train.orchestrator import TrainingOrchestrator
 SAVE_EVERY = 1_000_000
 """Epochs: a trial saves only when it is paused. A saver process would take longer to start than an epoch takes."""
 
+PRELOAD = ("strata.bench.contenders.tune_curve", "strata.trainer.models", "strata.checkpoint.manager")
+"""Imported once, in the process that trials are forked from."""
+
 
 def run(job: Job, configs: list[dict[str, Any]], seed: int, *, mode: str) -> None:
     def train(config: dict[str, Any]) -> float:
@@ -34,6 +37,7 @@ def run(job: Job, configs: list[dict[str, Any]], seed: int, *, mode: str) -> Non
         ctx.close()
         return found
 
+    train.preload = PRELOAD  # type: ignore[attr-defined]
     searched = space()
     for config in configs:
         searched.enqueue(config)
