@@ -116,6 +116,7 @@ def test_time_between_trials_is_idle_and_the_end_of_a_study_does_not_count() -> 
     lives = [Life(0.0, [1.0, 4.0]), Life(0.0, [2.0]), Life(3.0, [5.0]), Life(5.0, [9.0])]
 
     assert utilisation(lives, num_workers=2) == pytest.approx((4 + 2 + 2 + 0) / 10)
+    assert utilisation(lives, num_workers=2, until_s=4.5) == pytest.approx((3 + 2 + 0) / 6)
     assert handovers_ms([Life(0.0, [1.0, 1.5]), Life(1.6, []), Life(2.0, [2.5])]) == [pytest.approx(600.0)]
 
 

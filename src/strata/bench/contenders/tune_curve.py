@@ -6,6 +6,7 @@ AUC on the validation rows. Once a trial has reached it, the others end at their
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -175,12 +176,14 @@ def measured(prefix: str, run: Callable[[Job, list[dict[str, Any]], int], None])
         began_s = time.time()
         run(job, configurations(seed, QUICK_TRIALS if is_quick else CURVE_TRIALS), seed)
         lives = read_lives(job.marks_path)
+        is_reached = job.reached.exists()
+        reached_s = float(job.reached.read_text(encoding="ascii")) if is_reached else math.inf
         figures = {
-            f"{prefix}missed": 0.0 if job.reached.exists() else 1.0,
-            f"{prefix}epochs": float(sum(len(each.moments_s) for each in lives)),
+            f"{prefix}missed": 0.0 if is_reached else 1.0,
+            f"{prefix}epochs": float(sum(moment_s <= reached_s for each in lives for moment_s in each.moments_s)),
         }
-        if len(lives) > CURVE_WORKERS:
-            figures[f"{prefix}utilisation"] = utilisation(lives, num_workers=CURVE_WORKERS)
-        if job.reached.exists():
-            figures[f"{prefix}time_to_target_s"] = float(job.reached.read_text(encoding="ascii")) - began_s
+        if sum(each.started_s < reached_s for each in lives) > CURVE_WORKERS:
+            figures[f"{prefix}utilisation"] = utilisation(lives, num_workers=CURVE_WORKERS, until_s=reached_s)
+        if is_reached:
+            figures[f"{prefix}time_to_target_s"] = reached_s - began_s
     return {"figures": figures}

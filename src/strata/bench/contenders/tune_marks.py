@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 import uuid
@@ -51,12 +52,13 @@ def read_lives(path: str) -> list[Life]:
     return sorted(Life(moments[0], moments[1:]) for moments in lives.values())
 
 
-def utilisation(lives: list[Life], *, num_workers: int) -> float:
+def utilisation(lives: list[Life], *, num_workers: int, until_s: float = math.inf) -> float:
     """Return the share of the workers' time that trials used, from the first start to the last: after that, a worker
-    without a trial has none to run.
+    without a trial has none to run. What follows `until_s` does not count.
     """
-    first_s, last_s = lives[0].started_s, lives[-1].started_s
-    used_s = sum(min(each.last_s, last_s) - each.started_s for each in lives)
+    counted = [each for each in lives if each.started_s < until_s]
+    first_s, last_s = counted[0].started_s, min(until_s, counted[-1].started_s)
+    used_s = sum(min(each.last_s, last_s) - each.started_s for each in counted)
     return used_s / (num_workers * (last_s - first_s))
 
 
