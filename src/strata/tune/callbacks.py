@@ -8,7 +8,7 @@ study.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from strata.tune.state import events as e
 
@@ -24,7 +24,7 @@ MAX_ERRORS = 10
 """Errors of a callback after which it is not called again."""
 
 
-class StudyCallback(Protocol):
+class StudyCallback:
     """Derive from this class and define the methods that you need. Trials and studies are those of the running study:
     read them, and do not keep or change them.
     """
