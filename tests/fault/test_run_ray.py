@@ -343,7 +343,7 @@ def test_parameter_servers_on_ray_are_spread_over_nodes_and_survive_a_kill_bit_f
     events = [
         json.loads(line) for path in (place / "runs").glob("*/events.jsonl") for line in path.read_text().splitlines()
     ]
-    assert any(each["text"] == "server 1: killed by SIGKILL" for each in events)
+    assert any(each["text"] == "server 1: killed by SIGKILL" for each in events), events
 
 
 @pytest.mark.slow
