@@ -188,7 +188,7 @@ def test_a_signal_to_all_processes_leaves_it_to_the_agent_when_workers_end(tmp_p
         await workers.start([stage.order("print('the host forks')", rank=1)])
         assert await workers.next_exit() == WorkerExit(1, 0)
         workers.kill([0])
-        assert await workers.next_exit() == WorkerExit(0, -9)
+        assert await workers.next_exit() == WorkerExit(0, -9, is_killed=True)
 
     stage.act(act)
 
@@ -205,7 +205,10 @@ def test_a_worker_killed_during_the_imports_ends_at_once(tmp_path: Path) -> None
         workers.kill([1])
         async with asyncio.timeout(DEADLINE_S):
             await starting
-        assert {await workers.next_exit(), await workers.next_exit()} == {WorkerExit(0, -9), WorkerExit(1, -9)}
+        assert {await workers.next_exit(), await workers.next_exit()} == {
+            WorkerExit(0, -9, is_killed=True),
+            WorkerExit(1, -9, is_killed=True),
+        }
 
     stage.act(act)
 

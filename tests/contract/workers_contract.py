@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pytest
 
 from strata.errors import ConfigError, InvalidArgument
@@ -388,7 +389,7 @@ class WorkersContract:
             with pytest.raises(InvalidArgument, match="rank 1"):
                 await workers.start([stage.order(rank=1)] * 2)
             workers.kill([0])
-            assert await workers.next_exit() == WorkerExit(0, -9)
+            assert await workers.next_exit() == WorkerExit(0, -9, is_killed=True)
             await workers.start([order])
 
         stage.act(act)
@@ -445,13 +446,31 @@ class WorkersContract:
 
         stage.act(act)
 
+    def test_a_worker_that_was_already_dead_when_it_was_killed_has_not_been_killed_by_the_run(
+        self, stage: Stage
+    ) -> None:
+        async def act(workers: Workers) -> None:
+            await workers.start([stage.order(SLEEPS), stage.order(SLEEPS, rank=1)])
+            pid = workers.pid_of(0)
+            assert pid is not None
+            process = psutil.Process(pid)
+            process.kill()
+            process.wait(timeout=30)  # blocks the loop, so that the exit is not known when the order comes
+            workers.kill([0, 1])
+            assert {await workers.next_exit(), await workers.next_exit()} == {
+                WorkerExit(0, -9),
+                WorkerExit(1, -9, is_killed=True),
+            }
+
+        stage.act(act)
+
     def test_a_killed_worker_goes_with_its_children_and_without_others(self, stage: Stage) -> None:
         async def act(workers: Workers) -> None:
             await workers.start([stage.order(STARTS_A_CHILD + SLEEPS), stage.order(SLEEPS, rank=1)])
             child = Watched(int((await stage.wait_for_line("child"))[1]))
             await stage.wait_for_line("here", 1)
             workers.kill([0])
-            assert await workers.next_exit() == WorkerExit(0, -9)
+            assert await workers.next_exit() == WorkerExit(0, -9, is_killed=True)
             assert child.is_gone(DEADLINE_S)
             child.end()
             other = Watched(workers.pid_of(1) or 0)
@@ -477,7 +496,7 @@ class WorkersContract:
             await workers.start([stage.order(text + SLEEPS)])
             daemon = Watched(int((await stage.wait_for_line("child"))[1]))
             workers.kill([0])
-            assert await workers.next_exit() == WorkerExit(0, -9)
+            assert await workers.next_exit() == WorkerExit(0, -9, is_killed=True)
             assert await asyncio.to_thread(daemon.is_gone, DEADLINE_S)
             daemon.end()
 
@@ -512,7 +531,7 @@ class WorkersContract:
             await asyncio.sleep(0)
             workers.kill([0])
             await starting
-            assert await workers.next_exit() == WorkerExit(0, -9)
+            assert await workers.next_exit() == WorkerExit(0, -9, is_killed=True)
 
         stage.act(act)
 

@@ -104,7 +104,7 @@ def test_a_kill_right_after_the_launch_order_hits_its_workers() -> None:
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
             here.deliver(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), KillWorkers(3, (2,)))
-            assert await here.ended.get() == WorkerExit(2, KILLED)
+            assert await here.ended.get() == WorkerExit(2, KILLED, is_killed=True)
             assert sorted(node.running) == [3]
             here.deliver(KillWorkers(3, (2, 3)))
             assert await here.ended.get() == WorkerExit(3, KILLED)
@@ -129,7 +129,7 @@ def test_a_signal_right_after_the_launch_order_ends_workers_that_have_not_starte
         here, node = FakeMeeting(), FakeNode()
         async with following(here, node):
             here.deliver(StartWorkers(WORKER_SPEC, ((2, 0), (3, 1))), SignalWorker(3, 2, signal.SIGTERM))
-            assert await here.ended.get() == WorkerExit(2, -signal.SIGTERM)
+            assert await here.ended.get() == WorkerExit(2, -signal.SIGTERM, is_killed=True)
             here.deliver(SignalWorker(3, 3, signal.SIGTERM))
             await let_every_task_run()
             assert node.orders == [(signal.SIGTERM, 3)]

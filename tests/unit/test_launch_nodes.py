@@ -290,7 +290,9 @@ def test_ranks_without_a_slot_end_at_once() -> None:
         nodes = Nodes(only)
         await nodes.launch(launched(3))
         assert sorted(only.running) == [0]
-        assert await events_of(nodes) == [WorkerExit(rank, LOST, "no node has a free slot for it") for rank in (1, 2)]
+        assert await events_of(nodes) == [
+            WorkerExit(rank, LOST, "no node has a free slot for it", is_node_lost=True) for rank in (1, 2)
+        ]
         await nodes.close()
 
     asyncio.run(scene())
@@ -317,7 +319,7 @@ def test_a_worker_killed_before_its_launch_is_not_started_and_ends_once() -> Non
         first.on_port = lambda: nodes.kill(4, [2])
         await nodes.launch(launched(3, attempt=4))
         assert (sorted(first.running), second.running) == ([0], {})
-        assert await events_of(nodes) == [WorkerExit(rank, -signal.SIGKILL) for rank in (1, 2)]
+        assert await events_of(nodes) == [WorkerExit(rank, -signal.SIGKILL, is_killed=True) for rank in (1, 2)]
         await nodes.close()
 
     asyncio.run(scene())
@@ -340,7 +342,7 @@ def test_a_rank_restarts_alone_at_its_place_unless_the_node_is_lost() -> None:
         await events_of(nodes)
         await nodes.restart(0, 1, 2)
         await nodes.restart(7, 0, 1)  # of another attempt
-        assert await events_of(nodes) == [WorkerExit(1, LOST, "node b is lost")]
+        assert await events_of(nodes) == [WorkerExit(1, LOST, "node b is lost", is_node_lost=True)]
         await nodes.close()
 
     asyncio.run(scene())

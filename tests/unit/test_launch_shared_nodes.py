@@ -53,7 +53,7 @@ def test_a_kill_before_the_start_of_a_job_prevents_it_and_spares_the_next_one() 
         nodes.kill(1, [0])
         await nodes.start(placement, a_job(1))
         assert node.running == {}
-        assert await events_of(nodes) == [WorkerExit(0, LOST)]
+        assert await events_of(nodes) == [WorkerExit(0, LOST, is_killed=True)]
         placement = await nodes.place(range(1))
         assert placement is not None
         await nodes.start(placement, a_job(2))

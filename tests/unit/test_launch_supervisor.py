@@ -16,6 +16,7 @@ from strata.launch.failures import LONGEST_PAUSE_S, MAX_ALIKE
 from strata.launch.protocol import DumpStacks, KillWorkers, WorkerExit
 from strata.launch.spec import Size
 from strata.launch.supervisor import KILL_AGAIN_S, Phase, Supervisor
+from strata.transport.bulk import ConnectionLost
 
 KILLED = -signal.SIGKILL
 
@@ -36,7 +37,7 @@ def fail(run: Supervisor, rank: int = 0, code: int = KILLED, message: str = "", 
         assert found == [KillWorkers(run.attempt, tuple(sorted(run.running)))]
         found = []
     for other in sorted(run.running):
-        found += orders_of(run.exited(WorkerExit(other, KILLED), now_s=now_s))
+        found += orders_of(run.exited(WorkerExit(other, KILLED, is_killed=True), now_s=now_s))
     return found
 
 
@@ -412,10 +413,33 @@ def test_a_worker_that_died_because_of_another_is_not_the_cause_even_if_reported
     run.begin(now_s=0.0)
     run.advanced(7)
     run.exited(WorkerExit(0, 1, "RuntimeError: Connection closed by peer [10.0.0.2]:29844"), now_s=1.0)
-    run.exited(WorkerExit(2, KILLED), now_s=1.0)
+    run.exited(WorkerExit(2, KILLED, is_killed=True), now_s=1.0)
     found = run.exited(WorkerExit(1, 1, "ValueError: bad row"), now_s=1.0)
     assert found[0] == Note("cause", "rank 1: exit code 1: ValueError: bad row", 0, 1)
     assert orders_of(found) == [StartAttempt(1, 3)]
+
+
+def test_a_server_that_was_killed_is_the_cause_even_if_its_workers_are_reported_first() -> None:
+    run = supervisor(4)
+    run.begin(now_s=0.0)
+    run.num_servers = 2
+    run.advanced(7)
+    lost = f"{ConnectionLost.__module__}.{ConnectionLost.__qualname__}: parameter server server-1 is lost"
+    run.exited(WorkerExit(0, 1, lost), now_s=1.0)
+    for rank in (1, 2):
+        run.exited(WorkerExit(rank, KILLED, is_killed=True), now_s=1.0)
+    found = run.exited(WorkerExit(3, KILLED), now_s=1.0)
+    assert found[0] == Note("cause", "server 1: killed by SIGKILL", 0, 3)
+
+
+def test_a_worker_that_was_killed_because_it_hung_is_the_cause_even_if_reported_last() -> None:
+    run = supervisor(2)
+    run.begin(now_s=0.0)
+    run.advanced(7)
+    run.hung([1], silent_s=60.0)
+    run.exited(WorkerExit(0, 1, "RuntimeError: Connection closed by peer [10.0.0.2]:29844"), now_s=1.0)
+    found = run.exited(WorkerExit(1, KILLED, is_killed=True), now_s=1.0)
+    assert found[0] == Note("cause", "rank 1: killed by SIGKILL: no step for 60 s", 0, 1)
 
 
 # -- room --------------------------------------------------------------------------------------------------------------

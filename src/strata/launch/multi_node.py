@@ -389,7 +389,7 @@ class Follower:
         """Start workers, except those that were killed or signalled in the meantime: they count as ended. From here on
         the node handles kills.
         """
-        early = [WorkerExit(rank, self._early[rank]) for rank, _ in order.ranks if rank in self._early]
+        early = [WorkerExit(rank, self._early[rank], is_killed=True) for rank, _ in order.ranks if rank in self._early]
         if early:
             self._report(early)
         workers = [

@@ -21,8 +21,11 @@ NOT_STARTED = 71
 """Exit code of a worker that could not be started (`EX_OSERR` of `sysexits.h`). Its log holds the reason."""
 LOST = -signal.SIGKILL
 """Exit code of a worker whose node is lost: whatever happened to it came from outside."""
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-"""Messages of gloo, NCCL and sockets about a peer that has died."""
+_ECHOES = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited"),
+    "strata.transport.bulk.ConnectionLost: ",
+)
+"""Messages of gloo, NCCL, sockets and clients of parameter servers about a peer that has died."""
 
 Outcome = Literal["done", "stopped", "failed"]
 M = TypeVar("M", bound=msgspec.Struct)
@@ -45,6 +48,8 @@ class WorkerExit:
     """Whether the worker was at a point from which it can be restarted without the others."""
     is_node_lost: bool = False
     """Whether its node was lost, or had no room for it: the worker is not the cause."""
+    is_killed: bool = False
+    """Whether the run itself killed the worker while it was alive: another failure is the cause."""
 
     @property
     def is_failure(self) -> bool:

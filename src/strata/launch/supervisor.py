@@ -476,7 +476,8 @@ class Supervisor:
         if self.cause is None or not self.cause.is_echo:
             return []
         for event in self._exits.values():
-            if event.is_failure and not event.is_echo and event.code != -signal.SIGKILL:  # that may be our own kill
+            is_own = not event.is_killed or event.rank in self._hung
+            if event.is_failure and is_own and not event.is_echo:
                 self.cause = self._with_reason(event)
                 return [self._note("cause", self._describe(self.cause), rank=event.rank)]
         return []

@@ -271,7 +271,7 @@ class Nodes:
         nodes.sort(key=lambda node: hosts.index(node.host))  # nodes of one machine together, whenever they joined
         seats = lay_out(world_size, [(node.host, node.slots) for node in nodes], num_servers=num_servers)
         for rank in range(len(seats), world_size):  # a node was lost a moment ago
-            self._events.put_nowait(WorkerExit(rank, LOST, "no node has a free slot for it"))
+            self._events.put_nowait(WorkerExit(rank, LOST, "no node has a free slot for it", is_node_lost=True))
         if not seats:
             return
         first = nodes[seats[0].node]
@@ -307,7 +307,7 @@ class Nodes:
             return
         node, spec = self._placed[rank]
         if self._nodes.get(node.name) is not node:
-            self._events.put_nowait(WorkerExit(rank, LOST, f"node {node.name} is lost"))
+            self._events.put_nowait(WorkerExit(rank, LOST, f"node {node.name} is lost", is_node_lost=True))
             return
         self._at[rank] = node
         await self._launch_at(node, [replace(spec, identity=replace(spec.identity, incarnation=incarnation))])
@@ -324,7 +324,7 @@ class Nodes:
         node, last = self._placed[ranks[0] - 1]
         if self._nodes.get(node.name) is not node:
             for rank in ranks:
-                self._events.put_nowait(WorkerExit(rank, LOST, f"node {node.name} is lost"))
+                self._events.put_nowait(WorkerExit(rank, LOST, f"node {node.name} is lost", is_node_lost=True))
             return
         added = [
             replace(
@@ -368,7 +368,7 @@ class Nodes:
         """Start the workers that were neither killed nor lost until now. From here on the node handles kills."""
         for identity in [worker.identity for worker in workers]:
             if (identity.attempt, identity.rank) in self._killed and self._at.get(identity.rank) is node:
-                self._ended(WorkerExit(identity.rank, LOST))
+                self._ended(WorkerExit(identity.rank, LOST, is_killed=True))
         await node.launch([worker for worker in workers if self._at.get(worker.identity.rank) is node])
 
     def kill(self, attempt: int, ranks: Iterable[int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,7 +19,6 @@ from strata.launch.processes import stacks
 from strata.launch.processes.base import ProcessSpec
 from strata.launch.processes.imports import preloads
 from strata.launch.processes.local import LocalWorkers
-from strata.launch.protocol import WorkerExit
 from strata.launch.record.log import NUM_LAST_LINES, cause, last_lines
 from strata.launch.spec import ANY_NUMBER
 from strata.printing import log_line, printable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from strata.identity import Identity
     from strata.launch.environment import WorkerSpec
     from strata.launch.processes.base import Workers
+    from strata.launch.protocol import WorkerExit
     from strata.launch.record.directory import RunDirectory
 
 MAX_LINE_CHARS = 200
@@ -84,10 +85,10 @@ class LocalNode:
         step = take_last_step(_step_file(log))
         is_alone = take_alone(_alone_file(log))
         if event.code in WITHOUT_CAUSE:
-            return WorkerExit(event.rank, event.code, step=step, is_alone=is_alone)
+            return replace(event, log_end=(), step=step, is_alone=is_alone)
         lines = [*last_lines(log), *map(log_line, event.log_end)]
         log_end = tuple(line[:MAX_LINE_CHARS] for line in lines[-NUM_LAST_LINES:])
-        return WorkerExit(event.rank, event.code, cause(lines), log_end, step, is_alone)
+        return replace(event, last_words=cause(lines), log_end=log_end, step=step, is_alone=is_alone)
 
     def kill(self, ranks: Iterable[int]) -> None:
         self._workers.kill(ranks)

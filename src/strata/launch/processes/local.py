@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from strata.errors import ConfigError, InvalidArgument
 from strata.launch.processes import warm
 from strata.launch.protocol import NOT_STARTED, WorkerExit
@@ -98,7 +100,7 @@ class LocalWorkers:
         for rank in ranks:
             worker = self._roster.by_rank.get(rank)
             if worker is not None:
-                worker.is_killed = True
+                worker.is_killed |= worker.pid is None or _is_alive(worker.pid)
                 if worker.pid is not None:
                     warm.kill_group(worker.pid)
         self._was_killed.set()
@@ -303,7 +305,7 @@ class _Worker:
     is_ordered: bool = False
     """The order was given: it will end, even if it never ran."""
     is_killed: bool = False
-    """Perhaps before it ran."""
+    """It was killed while it was alive, perhaps before it ran."""
     signals: set[signal.Signals] = field(default_factory=set)
     """Signals that were sent before it ran."""
 
@@ -348,7 +350,8 @@ class _Roster:
 
     def ended(self, worker: _Worker, code: int, unwritten: str = "") -> None:
         self.remove(worker)
-        self.exits.put_nowait(WorkerExit(worker.rank, code, log_end=tuple(unwritten.splitlines())))
+        is_killed = worker.is_killed and code == -signal.SIGKILL
+        self.exits.put_nowait(WorkerExit(worker.rank, code, log_end=tuple(unwritten.splitlines()), is_killed=is_killed))
 
     def lost(self, worker: _Worker) -> None:
         """Kill a worker whose host is dead, and report its exit once it is gone."""
@@ -551,6 +554,15 @@ def _when_gone(pid: int, then: Callable[[], None]) -> None:
         then()
 
     loop.add_reader(fd, gone)
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether a process of ours, which may be a zombie, still runs."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return False
+    return status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def _are_running(groups: set[int]) -> bool:
