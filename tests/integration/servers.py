@@ -28,6 +28,7 @@ import pytest
 from strata.coordinator.client import ClientConfig
 from strata.coordinator.client._sync import shared_loop
 from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.transport import frames
 
 HERE = Path(__file__).resolve().parent
 STRATA = Path(sys.executable).with_name("strata")
@@ -268,6 +269,7 @@ class Cable:
         self._port = port
         self._server: asyncio.Server | None = None
         self._ends: set[asyncio.StreamWriter] = set()
+        self._joins: set[asyncio.Task[None]] = set()
         self._pumps: set[asyncio.Task[None]] = set()
         self.address = ""
 
@@ -288,19 +290,31 @@ class Cable:
 
     async def _remove(self) -> None:
         assert self._server is not None
-        self._server.close()
+        await frames.close_server(self._server)
         await self._cut()
 
     async def _cut(self) -> None:
         for end in list(self._ends):
             end.transport.abort()
-        await asyncio.gather(*self._pumps)
+        await asyncio.gather(*self._joins, *self._pumps)
 
     async def _join(self, near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+        join = asyncio.current_task()
+        assert join is not None
+        self._joins.add(join)
+        join.add_done_callback(self._joins.discard)
+        self._ends.add(near_out)
         host, _, port = self._target.rpartition(":")
-        far_in, far_out = await asyncio.open_connection(host, int(port))
+        try:
+            far_in, far_out = await asyncio.open_connection(host, int(port))
+        except OSError:  # nothing listens there
+            near_out.transport.abort()
+            self._ends.discard(near_out)
+            return
+        if near_out.is_closing():  # it was cut in the meantime
+            far_out.transport.abort()
+        self._ends.add(far_out)
         for source, target in ((near_in, far_out), (far_in, near_out)):
-            self._ends.add(target)
             pump = asyncio.create_task(self._pump(source, target))
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)

@@ -27,6 +27,8 @@ LENGTH_BYTES = 4
 BUFFER_BYTES = 1 << 20
 """Bytes that may wait for the peer; beyond this the writer pauses."""
 BACKLOG = 1_024
+_ACCEPT_TURNS = 4
+"""Turns of the event loop from the accepted socket to `connection_made`; asyncio takes three."""
 HANDSHAKE_S = 10.0
 PEER_GONE_S = 120
 """Seconds after which a server closes the connection of a machine that vanished; leases expire earlier."""
@@ -190,3 +192,14 @@ async def listen(
     server = await loop.create_server(make, sock=listening, ssl=context, backlog=BACKLOG, **patience)  # type: ignore[call-overload]
     port = listening.getsockname()[1]
     return server, f"{str(address).rpartition(':')[0]}:{port}"
+
+
+async def close_server(server: asyncio.Server) -> None:
+    """Accept no more connections. Those that are being accepted are made first: asyncio forgets them when their server
+    is closed, and never closes their sockets.
+    """
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(_ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    server.close()

@@ -109,7 +109,7 @@ async def serve(
     try:
         yield m.Endpoint(address=address, ca=ca, token=token)
     finally:
-        server.close()
+        await frames.close_server(server)
         for writer in handlers.values():
             writer.transport.abort()
         await asyncio.gather(*handlers, return_exceptions=True)

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 5.0
 """Seconds that a peer has to read the last frame."""
-ACCEPT_TURNS = 4
-"""Turns of the event loop from the accepted socket to `connection_made`; asyncio takes three."""
 LEAVE_S = 1.0
 MAX_WITHOUT_HELLO = 1_000
 """FramedConnections that have not sent `hello` yet; beyond this, a new one displaces the oldest."""
@@ -316,12 +314,8 @@ class FramesServer:
         """Close all connections, with a short grace period: the coordinator that takes over waits for us."""
         if self._server is None:
             return
-        for listening in self._server.sockets:
-            asyncio.get_running_loop().remove_reader(listening.fileno())
-        for _ in range(ACCEPT_TURNS):  # asyncio forgets a connection that is being accepted when its server is closed
-            await asyncio.sleep(0)
-        self._server.close()
-        self._server = None
+        server, self._server = self._server, None
+        await frames.close_server(server)
         if self.address.startswith("unix:"):
             Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)  # noqa: ASYNC240 - one unlink at shutdown
         self._unlock()
