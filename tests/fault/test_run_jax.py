@@ -137,6 +137,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path, rows: Path, und
 
 def worker_of(run: Run) -> int:
     """Return the process whose title shows this rank."""
-    titles = {each.pid: " ".join(each.cmdline()) for each in psutil.Process(run.agent.pid).children(recursive=True)}
-    (pid,) = [pid for pid, title in titles.items() if title.startswith(f"strata: {run.name} rank 0 of 1")]
-    return pid
+    title = f"strata: {run.name} rank 0 of 1"
+    found = psutil.process_iter(["cmdline"])  # not cmdline(), which raises for zombies
+    (worker,) = [each for each in found if " ".join(each.info["cmdline"] or ()).startswith(title)]
+    return worker.pid

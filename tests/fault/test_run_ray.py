@@ -87,7 +87,8 @@ class Killed(Trainer):
         if self.kills and rank == 0 and self.calls == 6 and not mark.exists():
             mark.touch()
             title = f"strata: {os.environ['STRATA_RUN']} server 1"
-            (server,) = [each for each in psutil.process_iter() if " ".join(each.cmdline()).startswith(title)]
+            found = psutil.process_iter(["cmdline"])  # not cmdline(), which raises for zombies
+            (server,) = [each for each in found if " ".join(each.info["cmdline"] or ()).startswith(title)]
             server.kill()
         return super().training_step(module, batch)
 

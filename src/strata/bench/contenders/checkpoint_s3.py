@@ -156,7 +156,8 @@ class Ours:
 
 def _savers() -> list[psutil.Process]:
     """Return the saver processes."""
-    return [child for child in psutil.Process().children() if "strata.checkpoint.saver.process" in child.cmdline()]
+    found = [(child, child.as_dict(["cmdline"])["cmdline"]) for child in psutil.Process().children()]
+    return [child for child, command in found if command and "strata.checkpoint.saver.process" in command]
 
 
 def figures_of(bare: Sequence[Measured], ours: Sequence[Measured]) -> dict[str, float]:
