@@ -222,6 +222,24 @@ def test_a_reference_outside_the_shared_memory_ends_the_connection(tmp_path: Pat
     server.close()
 
 
+def test_shared_memory_is_closed_once_by_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second close would hit a file that has got the number of the descriptor in the meantime."""
+    slab, close, closed = Slab.create(4_096), os.close, []
+
+    def close_while_another_thread_closes(fd: int) -> None:
+        closed.append(fd)
+        if len(closed) == 1:
+            other = threading.Thread(target=slab.close)
+            other.start()
+            other.join()
+        close(fd)
+
+    fd = slab.fd
+    monkeypatch.setattr(os, "close", close_while_another_thread_closes)
+    slab.close()
+    assert closed == [fd]
+
+
 def test_memory_that_could_shrink_is_refused(tmp_path: Path) -> None:
     place = Place("unix", tmp_path)
     server = place.serve()

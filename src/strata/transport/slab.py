@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import threading
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -28,6 +29,7 @@ class Slab:
     def __init__(self, fd: int, num_bytes: int) -> None:
         self.fd = fd
         self.num_bytes = num_bytes
+        self._closing = threading.Lock()
         self._memory = mmap.mmap(fd, num_bytes)
         self.array: Bytes = np.frombuffer(self._memory, np.uint8)
         self._start = self.array.ctypes.data
@@ -69,7 +71,8 @@ class Slab:
         return self.array[offset : offset + num_bytes]
 
     def close(self) -> None:
-        """Close our descriptor. The memory stays mapped until the last view of it is gone."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Close our descriptor, whichever thread comes first. The memory stays mapped until its last view is gone."""
+        with self._closing:
+            fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
