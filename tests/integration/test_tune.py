@@ -162,6 +162,39 @@ def test_a_function_that_reports_through_a_context_and_never_saves_stops_at_its_
     assert "29" not in steps
 
 
+def test_a_trial_writes_everything_before_it_leaves_whether_it_is_pruned_or_returns(tmp_path: Path) -> None:
+    """A trial exits without the teardown of modules, which takes longer than the start of the next trial."""
+
+    def train(config: dict[str, Any], trial: Any) -> None:
+        import atexit
+        import sys
+        import threading
+
+        place = tmp_path / str(trial.number)
+        place.mkdir()
+        sys.left_open = (place / "open").open("w")  # type: ignore[attr-defined]
+        sys.left_open.write("written")  # type: ignore[attr-defined]
+        atexit.register((place / "atexit").write_text, "written")
+        main = threading.current_thread()
+        threading.Thread(target=lambda: (main.join(30), (place / "thread").write_text("written"))).start()
+        print("printed", end="")
+        for step in range(1, 4):
+            trial.report(step=step, loss=config["x"] * trial.number)
+
+    one = SearchSpace().add_float("x", values=[1.0, 2.0])
+    study = TrainingOrchestrator(hpt_mode="asha").tune(
+        train, space=one, num_trials=4, workers=1, options={"kind": "stop"}, seed=1
+    )
+
+    assert {each.state for each in study.trials} == {"finished", "pruned"}
+    for trial in study.trials:
+        place = tmp_path / str(trial.number)
+        found = {name: (place / name).read_text() for name in ("open", "atexit", "thread")}
+        assert set(found.values()) == {"written"}, (trial.state, found)
+    logs = sorted((study.path / "logs").glob("*/rank-0.log"))
+    assert ["printed" in each.read_text() for each in logs] == [True] * 4
+
+
 def test_a_poor_member_of_a_population_continues_from_the_checkpoint_of_a_good_one(tmp_path: Path) -> None:
     marks = str(tmp_path / "marks")
 
