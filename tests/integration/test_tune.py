@@ -416,7 +416,7 @@ def test_constraints_callbacks_a_pruner_and_a_warm_start_in_one_study(runs: Path
 
 
 def test_the_next_question_is_answered_while_trials_run(tmp_path: Path) -> None:
-    """Each trial ends only once the sampler has answered the question for the next one."""
+    """With two slots, a trial ends only once the sampler has answered the question that its own slot continues with."""
     optuna = pytest.importorskip("optuna")
 
     class Slow(optuna.samplers.GPSampler):  # type: ignore[misc]
@@ -429,9 +429,9 @@ def test_the_next_question_is_answered_while_trials_run(tmp_path: Path) -> None:
         import time
 
         deadline_s = time.monotonic() + 40.0
-        while trial.number < 3 and not (tmp_path / str(trial.number + 1)).exists():
+        while trial.number < 2 and not (tmp_path / str(trial.number + 2)).exists():
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"nobody asked for trial {trial.number + 1}")
+                raise TimeoutError(f"nobody asked for trial {trial.number + 2}")
             time.sleep(0.01)
         trial.report(step=1, loss=config["learning_rate"])
 
@@ -439,7 +439,7 @@ def test_the_next_question_is_answered_while_trials_run(tmp_path: Path) -> None:
 
     assert find_mode("bayesian").ask_ahead == 1
     study = TrainingOrchestrator(hpt_mode=Slow(seed=1, n_startup_trials=0)).tune(
-        train, space=space(), num_trials=4, workers=1, max_failures=1
+        train, space=space(), num_trials=4, workers=2, max_failures=1
     )
 
     assert [(trial.state, trial.reason) for trial in study.trials] == [("finished", "")] * 4
