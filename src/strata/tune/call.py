@@ -1,6 +1,8 @@
 """Start a study or continue one: check the arguments, prepare its directory, run it to its end.
 
-Calling `tune` with the name of an existing study continues it.
+Nothing is created before everything is checked. The directory of a new study appears at once with its journal and its
+function, so a kill at any moment leaves either nothing or a study that can be continued. Calling `tune` with the name
+of an existing study continues it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from strata.clock import SystemClock
 from strata.errors import ConfigError, RunFailed
 from strata.tune.callbacks import Callbacks
-from strata.tune.journal import JOURNAL, StudyJournal
+from strata.tune.journal import JOURNAL, StudyJournal, read_journal
 from strata.tune.modes import Mode, find_mode
 from strata.tune.script import Script
 from strata.tune.search import Search
@@ -85,20 +87,13 @@ def tune(
         raise ConfigError(
             "several machines need a name for the study; pass the same name= on all of them", field="name"
         )
+    from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
+
     chosen = find_mode(mode)
     watch = _watch(report_timeout_s)
     Limit.parse_all(constraints)
-    directory = _directory(
-        train_fn,
-        name,
-        num_processes=workers * workers_per_trial,
-        at_least=workers_per_trial,
-        engine=engine,
-        nnodes=nnodes,
-        coordinator=coordinator,
-    )
     spec = e.StudySpec(
-        name=directory.name,
+        name=name or runs.new_name(SystemClock()),
         space=space.to_dict(),
         metrics=tuple(metrics),
         directions=tuple(directions),  # type: ignore[arg-type] # checked by the caller
@@ -111,11 +106,23 @@ def tune(
         seed=seed,
         ask_ahead=chosen.ask_ahead,
     )
-
-    known = _known(warm_start, spec, space)
+    beginning = _beginning(spec, chosen, _known(warm_start, spec, space))
+    directory = _directory(
+        _run_spec(
+            train_fn,
+            spec.name,
+            num_processes=workers * workers_per_trial,
+            at_least=workers_per_trial,
+            engine=engine,
+            nnodes=nnodes,
+            coordinator=coordinator,
+        ),
+        train_fn,
+        beginning,
+    )
 
     def opened(journal: StudyJournal) -> tuple[Search, Handled | None]:
-        search, recovered = _opened(journal, spec, chosen, known)
+        search, recovered = _opened(journal, spec, chosen, beginning)
         search.watch = watch
         search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
         return search, recovered
@@ -150,7 +157,7 @@ def resume(
     from strata.launch.spec import Size  # noqa: PLC0415
 
     directory = runs.open_run(name)
-    study = Study.load(directory.path)
+    study = _loaded(directory)
     if directory.spec.num_nodes == 1:
         StudyJournal(directory.path / JOURNAL).close()  # raises if the study is running
     _check_resumable(study, num_trials)
@@ -163,11 +170,25 @@ def resume(
     watch = _watch(report_timeout_s)
 
     def opened(journal: StudyJournal) -> tuple[Search, Handled | None]:
-        search, recovered = _opened(journal, spec, Mode(known.sampler, known.scheduler), ())
+        search, recovered = _opened(journal, spec, Mode(known.sampler, known.scheduler))
         search.watch = watch
         return search, recovered
 
     return _carried_out(directory, opened, timeout_s=timeout_s, quiet=quiet)
+
+
+def _loaded(directory: RunDirectory) -> Study:
+    """
+    Raises:
+        ConfigError: It is a run, or a study that was killed before its journal began.
+    """
+    if _is_study(directory.spec) and not _has_begun(directory.path):
+        raise ConfigError(
+            f"study {directory.name} was killed before it began, so there is nothing to resume; start it again with "
+            f"the same name: call tune with name={directory.name!r}, or strata tune SCRIPT --name {directory.name}",
+            field="name",
+        )
+    return Study.load(directory.path)
 
 
 def _check_resumable(study: Study, num_trials: int | None) -> None:
@@ -241,7 +262,22 @@ def _known(
     return found.known
 
 
-def _directory(
+def _beginning(spec: e.StudySpec, mode: Mode, known: Sequence[e.Known]) -> Sequence[e.Event]:
+    """Return the first facts of a new study.
+
+    Raises:
+        ConfigError: The sampler or the scheduler does not fit the space, or needs a package that is missing.
+    """
+    now_s = SystemClock().wall_s()
+    search = Search(spec, sampler=mode.sampler_object, pruner=mode.pruner_object)
+    learned = [fact for each in known for fact in search.handle(each, now_s=now_s).facts]
+    return [e.Opened(spec=spec, at_s=now_s), *learned]
+
+
+# -- the directory -----------------------------------------------------------------------------------------------------
+
+
+def _run_spec(
     train_fn: Callable[..., Any],
     name: str,
     *,
@@ -250,23 +286,16 @@ def _directory(
     engine: Literal["local", "ray"],
     nnodes: int,
     coordinator: str,
-) -> RunDirectory:
-    """Create or open the directory of a study, with the function in it.
-
-    Raises:
-        JournalLocked: The study is running.
-    """
+) -> RunSpec:
+    """Return how the processes of trials are started."""
     from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
     from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
-    from strata.train import function as remote  # noqa: PLC0415
     from strata.train.orchestrator import preload_of  # noqa: PLC0415
 
-    chosen = name or runs.new_name(SystemClock())
-    place = runs.root() / chosen
-    is_new = not (place / JOURNAL).exists()
+    place = runs.root() / name
     script = train_fn if isinstance(train_fn, Script) else None
-    spec = RunSpec(
-        name=chosen,
+    return RunSpec(
+        name=name,
         script=WORKER,
         arguments=(str(place / "call"),),
         is_module=True,
@@ -281,40 +310,62 @@ def _directory(
         num_nodes=nnodes,
         coordinator=coordinator,
     )
-    if nnodes > 1:
-        directory = _shared_directory(spec)
-    elif is_new:
-        directory = runs.create(spec)
-    else:
+
+
+def _directory(spec: RunSpec, train_fn: Callable[..., Any], beginning: Sequence[e.Event]) -> RunDirectory:
+    """Create or open the directory of a study, with its function.
+
+    Raises:
+        ConfigError: There is a run of this name, which is not a study, or the directory cannot be written.
+        InvalidArgument: The function cannot be pickled.
+        JournalLocked: The study is running.
+    """
+    from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
+    from strata.train import function as remote  # noqa: PLC0415
+
+    def write_function(place: Path) -> None:
+        remote.write_call(place / "call" / remote.FUNCTION, remote.Call(train_fn, (), {}))
+
+    def fill(place: Path) -> None:
+        write_function(place)
+        with StudyJournal(place / JOURNAL) as journal:
+            journal.append(beginning)
+
+    place = runs.root() / spec.name
+    if not (place / JOURNAL).exists():
+        try:
+            return runs.create(spec, fill)
+        except ConfigError:
+            # Another machine has just created it, or its driver was killed before the journal began.
+            if not (place.exists() and _is_study(runs.open_run(spec.name).spec)):
+                raise
+    if spec.num_nodes == 1:
         StudyJournal(place / JOURNAL).close()  # raises if the study is running
-        directory = runs.open_run(chosen)
+    directory = runs.RunDirectory(place, spec)
+    if spec.num_nodes == 1:
         directory.write_spec(spec)  # perhaps called from another directory, with another function
-    remote.write_call(place / "call" / remote.FUNCTION, remote.Call(train_fn, (), {}))
+    write_function(place)
     return directory
 
 
-def _shared_directory(spec: RunSpec) -> RunDirectory:
-    """Create or open the directory of a study that several machines run; one of them may do so already."""
-    from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
+def _is_study(spec: RunSpec) -> bool:
+    return spec.is_module and spec.script == WORKER
 
-    try:
-        return runs.create(spec)
-    except ConfigError:
-        if not (runs.root() / spec.name).exists():
-            raise
-        return runs.RunDirectory(runs.root() / spec.name, spec)
+
+def _has_begun(place: Path) -> bool:
+    """Return whether a study has a journal with at least one fact."""
+    with contextlib.suppress(FileNotFoundError):
+        return bool(read_journal(place / JOURNAL)[0])
+    return False
 
 
 def _opened(
-    journal: StudyJournal, spec: e.StudySpec, mode: Mode, known: Sequence[e.Known]
+    journal: StudyJournal, spec: e.StudySpec, mode: Mode, beginning: Sequence[e.Event] = ()
 ) -> tuple[Search, Handled | None]:
     facts = journal.load()
-    now_s = SystemClock().wall_s()
-    if not facts:
-        search = Search(spec, sampler=mode.sampler_object, pruner=mode.pruner_object)
-        learned = [fact for each in known for fact in search.handle(each, now_s=now_s).facts]
-        journal.append([e.Opened(spec=spec, at_s=now_s), *learned])
-        return search, None
+    if not facts:  # an earlier driver was killed before it wrote the first
+        journal.append(beginning)
+        facts = list(beginning)
     opened = facts[0]
     assert isinstance(opened, e.Opened)
     changed = [each for each in FIXED if getattr(opened.spec, each) != getattr(spec, each)]
@@ -325,11 +376,13 @@ def _opened(
             field="name",
         )
     search = Search.replay(facts, sampler=mode.sampler_object, pruner=mode.pruner_object)
-    recovered = search.recover(now_s=SystemClock().wall_s())
+    is_new = all(isinstance(fact, e.Opened | e.Known) for fact in facts)
+    recovered = None if is_new else search.recover(now_s=SystemClock().wall_s())
     if spec.num_trials > search.state.num_trials:
-        journal.append(recovered.facts)
+        before = recovered or Handled()
+        journal.append(before.facts)
         more = search.handle(e.Extended(num_trials=spec.num_trials), now_s=SystemClock().wall_s())
-        recovered = Handled(more.facts, recovered.actions + more.actions)
+        recovered = Handled(more.facts, before.actions + more.actions)
     return search, recovered
 
 
