@@ -8,14 +8,20 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strata import SearchSpace, Study, TrainingOrchestrator
-from strata.errors import ConfigError, RunFailed
+from strata.errors import ConfigError, InvalidArgument, RunFailed, StrataError
+from strata.launch.record.directory import create
+from strata.launch.spec import RunSpec
+from strata.tune.call import resume
+from strata.tune.journal import JOURNAL, read_journal
 
 pytest.importorskip("cloudpickle")
 
@@ -162,6 +168,39 @@ def test_a_function_that_reports_through_a_context_and_never_saves_stops_at_its_
     assert "29" not in steps
 
 
+def test_a_trial_writes_everything_before_it_leaves_whether_it_is_pruned_or_returns(tmp_path: Path) -> None:
+    """A trial exits without the teardown of modules, which takes longer than the start of the next trial."""
+
+    def train(config: dict[str, Any], trial: Any) -> None:
+        import atexit
+        import sys
+        import threading
+
+        place = tmp_path / str(trial.number)
+        place.mkdir()
+        sys.left_open = (place / "open").open("w")  # type: ignore[attr-defined]
+        sys.left_open.write("written")  # type: ignore[attr-defined]
+        atexit.register((place / "atexit").write_text, "written")
+        main = threading.current_thread()
+        threading.Thread(target=lambda: (main.join(30), (place / "thread").write_text("written"))).start()
+        print("printed", end="")
+        for step in range(1, 4):
+            trial.report(step=step, loss=config["x"] * trial.number)
+
+    one = SearchSpace().add_float("x", values=[1.0, 2.0])
+    study = TrainingOrchestrator(hpt_mode="asha").tune(
+        train, space=one, num_trials=4, workers=1, options={"kind": "stop"}, seed=1
+    )
+
+    assert {each.state for each in study.trials} == {"finished", "pruned"}
+    for trial in study.trials:
+        place = tmp_path / str(trial.number)
+        found = {name: (place / name).read_text() for name in ("open", "atexit", "thread")}
+        assert set(found.values()) == {"written"}, (trial.state, found)
+    logs = sorted((study.path / "logs").glob("*/rank-0.log"))
+    assert ["printed" in each.read_text() for each in logs] == [True] * 4
+
+
 def test_a_poor_member_of_a_population_continues_from_the_checkpoint_of_a_good_one(tmp_path: Path) -> None:
     marks = str(tmp_path / "marks")
 
@@ -300,6 +339,105 @@ def test_invalid_arguments_are_refused_with_the_cure() -> None:
         tuner.tune(print, space=space(), mode="up")
 
 
+@pytest.mark.parametrize(
+    ("mode", "arguments", "message"),
+    [
+        ("random", {"num_trials": 0}, "num_trials=0"),
+        ("random", {"max_failures": 0}, "max_failures=0"),
+        ("random", {"metric": ["loss", "loss"]}, "loss"),
+        ("asha", {"options": {"eta": 1}}, "eta=1"),
+        ("asha", {"options": {"rungs": 3}}, "rungs"),
+        ("random", {"warm_start": ["nothing"]}, "warm_start='nothing'"),
+        ("grid", {"space": SearchSpace().add_float("x", min=0, max=1)}, "grid"),
+    ],
+)
+def test_refused_arguments_leave_no_directory(runs: Path, mode: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrataError, match=message):
+        TrainingOrchestrator(hpt_mode=mode).tune(print, **{"space": space(), "name": "sweep", **arguments})
+
+    assert not runs.exists() or not list(runs.iterdir())
+
+
+def test_a_function_that_cannot_be_pickled_leaves_no_directory(runs: Path) -> None:
+    lock = threading.Lock()
+
+    def train(config: dict[str, Any]) -> float:
+        with lock:
+            return 1.0
+
+    with pytest.raises(InvalidArgument, match="cannot be pickled"):
+        TrainingOrchestrator().tune(train, space=space(), name="sweep")
+
+    assert not list(runs.iterdir())
+
+
+KILLED_AT_ITS_START = """
+    import os, signal, sys
+    from strata import SearchSpace, TrainingOrchestrator
+    from strata.tune.engine import Engine
+
+    def train(config):
+        return config["x"]
+
+    if __name__ == "__main__":
+        Engine.run = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+        space = SearchSpace().add_float("x", min=0, max=1)
+        TrainingOrchestrator().tune(train, space=space, num_trials=2, workers=1, name="sweep")
+"""
+
+
+def returning_x() -> Callable[[dict[str, Any]], float]:
+    return lambda config: float(config["x"])
+
+
+@pytest.mark.parametrize("how", ["tune", "resume"])
+def test_a_driver_killed_before_its_first_trial_leaves_a_study_that_can_be_continued(
+    tmp_path: Path, runs: Path, how: str
+) -> None:
+    script = tmp_path / "sweep.py"
+    script.write_text(textwrap.dedent(KILLED_AT_ITS_START))
+    killed = subprocess.run([sys.executable, str(script)], timeout=300, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert Study.load(runs / "sweep").trials == []
+
+    if how == "tune":
+        one = SearchSpace().add_float("x", min=0, max=1)
+        study = TrainingOrchestrator().tune(returning_x(), space=one, num_trials=2, workers=1, name="sweep")
+    else:
+        study = resume("sweep", quiet=True)
+
+    assert [each.state for each in study.trials] == ["finished"] * 2
+    kinds = [type(fact).__name__ for fact in read_journal(study.path / JOURNAL)[0]]
+    assert kinds[:3] == ["Opened", "Resized", "Asking"], "a new study recovers nothing"
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_a_directory_without_a_first_fact_is_accepted_by_its_name_and_resume_names_the_cure(
+    runs: Path, *, has_journal: bool
+) -> None:
+    """As a driver of an earlier version leaves it that was killed before it wrote its journal."""
+    one = SearchSpace().add_float("x", min=0, max=1)
+    arguments: dict[str, Any] = {"space": one, "num_trials": 1, "workers": 1, "name": "sweep"}
+    TrainingOrchestrator().tune(returning_x(), **arguments)
+    (runs / "sweep" / JOURNAL).unlink()
+    if has_journal:
+        (runs / "sweep" / JOURNAL).touch()
+    with pytest.raises(ConfigError, match=r"study sweep was killed before it began.* call tune with name='sweep'"):
+        resume("sweep")
+
+    study = TrainingOrchestrator().tune(returning_x(), **arguments)
+
+    assert [each.state for each in study.trials] == ["finished"]
+
+
+def test_the_name_of_a_run_is_refused_for_a_study(runs: Path) -> None:
+    create(RunSpec(name="sweep", script="train.py", directory=str(runs.parent), checkpoints="none"))
+
+    with pytest.raises(ConfigError, match="run sweep already exists"):
+        TrainingOrchestrator().tune(returning_x(), space=space(), name="sweep")
+    assert [each.name for each in (runs / "sweep").iterdir()] == ["run.json"]
+
+
 def test_ctrl_c_ends_a_study_with_one_line_that_names_how_to_continue(tmp_path: Path, runs: Path) -> None:
     script = tmp_path / "sweep.py"
     script.write_text(
@@ -383,7 +521,7 @@ def test_constraints_callbacks_a_pruner_and_a_warm_start_in_one_study(runs: Path
 
 
 def test_the_next_question_is_answered_while_trials_run(tmp_path: Path) -> None:
-    """Each trial ends only once the sampler has answered the question for the next one."""
+    """With two slots, a trial ends only once the sampler has answered the question that its own slot continues with."""
     optuna = pytest.importorskip("optuna")
 
     class Slow(optuna.samplers.GPSampler):  # type: ignore[misc]
@@ -396,9 +534,9 @@ def test_the_next_question_is_answered_while_trials_run(tmp_path: Path) -> None:
         import time
 
         deadline_s = time.monotonic() + 40.0
-        while trial.number < 3 and not (tmp_path / str(trial.number + 1)).exists():
+        while trial.number < 2 and not (tmp_path / str(trial.number + 2)).exists():
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"nobody asked for trial {trial.number + 1}")
+                raise TimeoutError(f"nobody asked for trial {trial.number + 2}")
             time.sleep(0.01)
         trial.report(step=1, loss=config["learning_rate"])
 
@@ -406,7 +544,7 @@ def test_the_next_question_is_answered_while_trials_run(tmp_path: Path) -> None:
 
     assert find_mode("bayesian").ask_ahead == 1
     study = TrainingOrchestrator(hpt_mode=Slow(seed=1, n_startup_trials=0)).tune(
-        train, space=space(), num_trials=4, workers=1, max_failures=1
+        train, space=space(), num_trials=4, workers=2, max_failures=1
     )
 
     assert [(trial.state, trial.reason) for trial in study.trials] == [("finished", "")] * 4

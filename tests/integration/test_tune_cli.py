@@ -156,6 +156,41 @@ def test_a_configuration_is_passed_as_environment_or_as_a_file(place: Path) -> N
         assert best.values[0] == best.config["learning_rate"] * best.config["layers"]
 
 
+def test_a_pruned_script_releases_its_globals_and_writes_its_open_files(place: Path) -> None:
+    script(
+        place,
+        """
+        import argparse, os
+        import strata
+
+        class Writer:
+            def __init__(self, path):
+                self.path = path
+            def __del__(self):
+                with open(self.path, "w") as file:
+                    file.write("closed")
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--learning_rate", type=float)
+        parser.add_argument("--layers", type=int)
+        arguments = parser.parse_args()
+        writer = Writer(f"{arguments.learning_rate}.closed")
+        file = open(f"{arguments.learning_rate}.open", "w")
+        file.write("written")
+        ctx = strata.init()
+        for step in range(1, 10):
+            ctx.report(step=step, loss=arguments.learning_rate)
+        """,
+    )
+    study = tuned(place, "--trials", "4", "--workers", "1", "--mode", "asha")
+
+    assert {each.state for each in study.trials} == {"finished", "pruned"}
+    for trial in study.trials:
+        rate = trial.config["learning_rate"]
+        assert (place / f"{rate}.closed").read_text() == "closed", trial
+        assert (place / f"{rate}.open").read_text() == "written", trial
+
+
 def test_a_killed_script_resumes_from_its_checkpoint_in_a_warm_process(place: Path) -> None:
     script(
         place,

@@ -12,7 +12,7 @@ import pytest
 from strata.bench.contenders import tune_curve, tune_problems
 from strata.bench.contenders.tune_marks import Life, Marks, handovers_ms, read_lives, utilisation
 from strata.bench.contenders.tune_problems import FLOOR, FUNCTIONS, Config, Table, table_problem
-from strata.bench.contenders.tune_quality import regrets, tpe
+from strata.bench.contenders.tune_quality import gp, regrets, tpe
 from strata.bench.contenders.tune_search import OptunaSearch, StrataSearch, lowest, space_of
 from strata.bench.tune import BENCHMARK
 
@@ -61,6 +61,13 @@ def test_with_one_worker_strata_finds_what_optuna_finds_with_the_same_sampler(pr
     ours, theirs = regrets(problem, tpe, tpe, seeds=[3], num_trials=15)
 
     assert ours == theirs
+
+
+@pytest.mark.parametrize("problem", FUNCTIONS[:2], ids=lambda each: each.name)
+def test_with_one_worker_a_gaussian_process_knows_every_result_as_in_optuna(problem: tune_problems.Problem) -> None:
+    ours, theirs = regrets(problem, gp, gp, seeds=[3], num_trials=14)
+
+    assert ours == pytest.approx(theirs, rel=1e-6)
 
 
 def test_worker_seconds_limit_a_study_and_more_workers_run_more_trials() -> None:

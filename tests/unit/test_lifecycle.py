@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,53 @@ def test_a_forked_child_runs_no_hook_of_its_parent_and_its_own() -> None:
     )
 
     assert (done.stdout, done.stderr) == ("child\nparent\n", "")
+
+
+def test_leaving_joins_threads_runs_hooks_and_flushes_files_and_tears_no_module_down(tmp_path: Path) -> None:
+    done = run_fresh(
+        "import atexit, ctypes, sys, threading, types\n"
+        "from strata.lifecycle import at_exit, leave\n"
+        "class Loud:\n"
+        "    def __init__(self, text): self.text = text\n"
+        "    def __del__(self): print(self.text)\n"
+        "atexit.register(print, 'atexit')\n"
+        "at_exit(lambda: print('hook', sys.last_value.code))\n"
+        "is_leaving = threading.Event()\n"
+        "threading.Thread(target=lambda: (is_leaving.wait(20), print('thread'))).start()\n"
+        "at_exit(is_leaving.set)\n"
+        "released = Loud('a global of the script')\n"
+        "cycle = Loud('a cycle')\n"
+        "cycle.itself = cycle\n"
+        "module = sys.modules['kept'] = types.ModuleType('kept')\n"
+        "module.kept = Loud('a global of a module')\n"
+        f"module.text = open({str(tmp_path / 'text')!r}, 'w')\n"
+        "module.text.write('written')\n"
+        f"module.data = open({str(tmp_path / 'data')!r}, 'wb')\n"
+        "module.data.write(b'written')\n"
+        "ctypes.CDLL(None).puts(b'from C')\n"
+        "leave(259)"
+    )
+
+    printed = ["a cycle", "a global of the script", "atexit", "from C", "hook 259", "thread"]
+    assert sorted(done.stdout.splitlines()) == printed
+    assert done.stderr == ""
+    assert done.returncode == 3, "as sys.exit(259) in a shell"
+    assert [(tmp_path / name).read_text() for name in ("text", "data")] == ["written", "written"]
+
+
+def test_a_process_leaves_even_if_exit_functions_fail_and_their_errors_cannot_be_printed() -> None:
+    done = run_fresh(
+        "import atexit, sys, threading\n"
+        "from strata.lifecycle import leave\n"
+        "atexit.register(lambda: 1 / 0)\n"
+        "threading._register_atexit(lambda: sys.exit(1))\n"
+        "print('before')\n"
+        "atexit.register(print, 'after')\n"
+        "sys.stderr.close()\n"
+        "leave(5)"
+    )
+
+    assert (done.returncode, done.stdout) == (5, "before\nafter\n")
 
 
 def test_an_object_knows_its_home() -> None:

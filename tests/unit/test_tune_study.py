@@ -488,15 +488,37 @@ def test_an_exhausted_space_ends_the_study_early() -> None:
     assert world.last() == Finish("all 2 trials have ended", is_complete=True)
 
 
-def test_configurations_are_asked_for_ahead_and_late_answers_wait() -> None:
-    world = World(spec(ask_ahead=1), num_slots=1)
-    assert world.states() == ["running", "queued"]
+def test_with_several_slots_configurations_are_asked_for_ahead_and_late_answers_wait() -> None:
+    world = World(spec(ask_ahead=1), num_slots=2)
+    assert world.states() == ["running", "running", "queued"]
     world.is_answering = False
     world.finish(0, 0.1)
 
-    assert starts(world)[-1] == (1, 1, 0)
-    assert world.asks == [2]
-    assert world.do(e.Asked(trial=3, config={})) == "no configuration is due for trial 3"
+    assert starts(world)[-1] == (2, 1, 0)
+    assert world.asks == [3]
+    assert world.do(e.Asked(trial=4, config={})) == "no configuration is due for trial 4"
+
+
+def test_with_one_slot_a_question_waits_for_the_result_of_the_running_trial() -> None:
+    world = World(spec(ask_ahead=1, sampler="tpe"), num_slots=1)
+    for number in range(4):
+        assert world.states()[number:] == ["running"]
+        world.finish(number, 0.1)
+
+    answers = [fact for fact in world.journal if isinstance(fact, e.Asked)]
+    assert [(fact.trial, fact.num_told) for fact in answers] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_a_study_that_loses_all_slots_but_one_uses_its_answer_and_asks_no_further_ahead() -> None:
+    world = World(spec(ask_ahead=1), num_slots=2)
+    world.do(e.Resized(num_slots=1))
+    world.do(e.Stopped(trial=1, lease=1))
+    world.finish(0, 0.1)
+
+    assert world.states() == ["finished", "running", "queued"], "the preempted trial goes first"
+    world.finish(1, 0.1)
+    world.finish(2, 0.1)
+    assert world.states() == ["finished", "finished", "finished", "running"]
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -724,15 +746,15 @@ def test_the_same_seed_and_one_worker_give_the_same_trials(sampler: str) -> None
 
 def test_a_question_that_waits_for_its_turn_knows_what_was_known_when_it_arose() -> None:
     """The time that a slow sampler takes must not decide what it knows."""
-    world = World(spec(num_trials=9, ask_ahead=2, sampler="tpe"), num_slots=1)
+    world = World(spec(num_trials=9, ask_ahead=2, sampler="tpe"), num_slots=2)
     world.is_answering = False
-    world.finish(0, 0.5)  # asks for trial 3
+    world.finish(0, 0.5)  # asks for trial 4
     late = world.asks.pop()
     world.finish(1, 0.5)
     answer = world.search.answer(late)
 
     assert isinstance(answer, e.Asked)
-    assert (answer.trial, answer.num_told) == (3, 1)
+    assert (answer.trial, answer.num_told) == (4, 1)
 
 
 @pytest.mark.parametrize("cut", [5, 17, 40, 61])

@@ -204,7 +204,7 @@ def tune(
     """
     from strata.errors import ConfigError  # noqa: PLC0415 (heavy imports only when the command runs)
     from strata.train.orchestrator import TrainingOrchestrator  # noqa: PLC0415
-    from strata.tune import study as studies  # noqa: PLC0415
+    from strata.tune import call as studies  # noqa: PLC0415
     from strata.tune.modes import MODES  # noqa: PLC0415
     from strata.tune.script import ConfigStyle, Script  # noqa: PLC0415
     from strata.tune.space import SearchSpace  # noqa: PLC0415

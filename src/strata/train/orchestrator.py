@@ -383,7 +383,7 @@ class TrainingOrchestrator:
             InvalidArgument: The function cannot be pickled.
             RunFailed: All of the first trials failed; the message has the cause.
         """
-        from strata.tune.study import tune  # noqa: PLC0415 - a higher layer, which imports this one
+        from strata.tune.call import tune  # noqa: PLC0415 - a higher layer, which imports this one
 
         metrics = [metric] if isinstance(metric, str) else list(metric)
         directions = [mode] * len(metrics) if isinstance(mode, str) else list(mode)

@@ -15,7 +15,7 @@ class Mode:
     sampler: str
     scheduler: str = "none"
     ask_ahead: int = 0
-    """1 for a sampler that takes long: the next question is asked before a slot is free."""
+    """1 for a sampler that takes long: if there are several slots, the next question is asked before one is free."""
     sampler_object: Any = None
     """A sampler of Optuna, whose name is `sampler`."""
     pruner_object: Any = None

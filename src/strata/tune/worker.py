@@ -21,6 +21,7 @@ import msgspec
 
 from strata.errors import ConfigError, InvalidArgument
 from strata.launch.environment import STOPPED, read_environment, worker_environment
+from strata.lifecycle import leave
 from strata.train import context as contexts
 from strata.train.function import FUNCTION, read_call, trusted, written
 from strata.tune import messages as m
@@ -181,5 +182,16 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _exit_code() -> int:
+    """Run the trial and return the exit code. An error, or a message as the code, is the interpreter's to print."""
+    try:
+        main()
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        return ended.code or 0
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    leave(_exit_code())  # the next trial waits for the end of this process

@@ -40,7 +40,7 @@ from strata.lifecycle import Descriptor
 from strata.printing import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from strata.clock import Clock
 
@@ -345,8 +345,11 @@ def checkpoints_at(location: str, directory: Path) -> str:
     return location if "://" in location else str(Path(location).absolute())
 
 
-def create(spec: RunSpec) -> RunDirectory:
+def create(spec: RunSpec, fill: Callable[[Path], None] | None = None) -> RunDirectory:
     """Create the directory of a new run atomically, with its spec.
+
+    Args:
+        fill: Writes more files into the directory, before it gets its name.
 
     Raises:
         ConfigError: A run of this name exists, or the directory cannot be written.
@@ -358,6 +361,8 @@ def create(spec: RunSpec) -> RunDirectory:
         _make_directory(draft)
         try:
             _replace(draft / "run.json", encoded)
+            if fill is not None:
+                fill(draft)
             draft.rename(path)  # replaces an empty directory, which is not a run
         finally:
             shutil.rmtree(draft, ignore_errors=True)

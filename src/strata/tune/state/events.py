@@ -55,7 +55,7 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scheduler_options: dict[str, Any] = {}
     seed: int = 0
     ask_ahead: int = 0
-    """Configurations to ask for before a slot is free, which hides the time that a sampler takes."""
+    """Configurations to ask for before one of several slots is free, which hides the time that a sampler takes."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:

@@ -280,6 +280,12 @@ class StudyState:
         )
 
     def _next_ahead(self) -> e.Event | None:
+        """Ask before a slot is free, so that a slow sampler answers while trials run. One slot alone waits: the only
+        result that such an answer lacks is the newest, which matters more than the time of an answer. With several
+        slots, answers lack the results of running trials anyway.
+        """
+        if self.num_slots < 2:
+            return None
         num_ready = len(self._queue) + len(self.asking)
         return e.Asking(trial=self.num_asked) if self._can_ask and num_ready < self.spec.ask_ahead else None
 
