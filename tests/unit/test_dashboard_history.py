@@ -59,7 +59,7 @@ def test_a_bucket_is_what_its_samples_give(values: list[tuple[int, Spread]]) -> 
     for ring in series.rings:
         for bucket in ring.buckets():
             inside = [v for at_s, v in samples if bucket.start_s <= at_s < bucket.start_s + ring.resolution.interval_s]
-            assert bucket.count == len(inside)
+            assert bucket.num == len(inside)
             assert bucket.min == min(value.min for value in inside)
             assert bucket.max == max(value.max for value in inside)
             assert close(bucket.mean, math.fsum(value.mean for value in inside) / len(inside))
@@ -73,7 +73,7 @@ def test_merging_the_seconds_of_a_minute_equals_the_minute(values: list[Spread])
     for minute in minutes.buckets():
         inside = [each for each in seconds.buckets() if minute.start_s <= each.start_s < minute.start_s + 60]
         (merged,) = merge_groups(inside, len(inside))
-        assert (merged.count, merged.min, merged.max) == (minute.count, minute.min, minute.max)
+        assert (merged.num, merged.min, merged.max) == (minute.num, minute.min, minute.max)
         assert close(merged.mean, minute.mean)
 
 
@@ -105,7 +105,7 @@ def test_a_clock_that_is_set_back_does_not_reorder_a_series() -> None:
         series.add(at_s, single(1.0))
 
     assert [bucket.start_s for bucket in series.rings[0].buckets()] == [NOW_S, NOW_S + 1]
-    assert [bucket.count for bucket in series.rings[0].buckets()] == [1, 2]
+    assert [bucket.num for bucket in series.rings[0].buckets()] == [1, 2]
 
 
 @given(STEPS, st.integers(2, 20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 import sys
@@ -68,6 +69,18 @@ def test_hashed_files_are_served_compressed_and_cached_for_ever(
     assert (found.headers.get("content-encoding"), found.body) == (encoding, body)
     assert found.headers["content-type"] == "text/javascript; charset=utf-8"
     assert (found.headers["cache-control"], found.headers["vary"]) == (FOREVER, "accept-encoding")
+
+
+def test_files_that_are_not_compressed_yet_are_compressed_at_the_start(static: Path) -> None:
+    (static / "assets" / "page-C8f2kQz9.css").write_text("a { color: red }\n" * 200)
+    (static / "assets" / "photo-C8f2kQz9.png").write_bytes(bytes(5_000))
+    accepting = Headers({"accept-encoding": "gzip, br"})
+    styles = pages(static).answer("/assets/page-C8f2kQz9.css", accepting)
+    photo = pages(static).answer("/assets/photo-C8f2kQz9.png", accepting)
+
+    assert styles.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(bytes(styles.body)).startswith(b"a { color: red }")
+    assert "content-encoding" not in photo.headers
 
 
 def test_an_unchanged_file_is_not_sent_again(static: Path) -> None:

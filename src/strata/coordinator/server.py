@@ -302,7 +302,12 @@ async def _readable(listening: socket.socket) -> None:
     """Return when a client has connected."""
     loop = asyncio.get_running_loop()
     connected: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(listening, lambda: connected.done() or connected.set_result(None))
+
+    def notice() -> None:
+        if not connected.done():
+            connected.set_result(None)
+
+    loop.add_reader(listening, notice)
     try:
         await connected
     finally:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from strata.dashboard.history.file import path_beside
 from strata.dashboard.sampler import INTERVAL_S, Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fastapi import APIRouter, FastAPI
 
@@ -18,9 +18,19 @@ if TYPE_CHECKING:
     from strata.coordinator.serve.session import SessionHub
     from strata.dashboard.live.broadcast import Broadcast
 
-    AddRoutes = Callable[[APIRouter], None]
-
 STATIC = Path(__file__).parent / "static"
+
+
+class Part(Protocol):
+    """Further routes of the dashboard, such as those of the explorer."""
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add routes whose requests are rate-limited, authenticated and from our own page."""
+        ...
+
+    def close(self) -> None:
+        """End threads; requests in progress are cancelled. Does not wait."""
+        ...
 
 
 class Dashboard:
@@ -30,13 +40,11 @@ class Dashboard:
         self,
         *,
         history: Path | None = None,
-        parts: Sequence[AddRoutes] = (),
+        parts: Sequence[Part] = (),
         interval_s: float = INTERVAL_S,
         static: Path = STATIC,
     ) -> None:
-        """`history`: the file of the history, None to keep it in memory; `parts`: add further routes to the guarded
-        router, such as those of the explorer.
-        """
+        """`history`: the file of the history, None to keep it in memory."""
         self._history = history
         self._parts = tuple(parts)
         self._interval_s = interval_s
@@ -62,12 +70,14 @@ class Dashboard:
         self._broadcast = Broadcast(self._engine, self._sampler)
         add_login(doors, Sessions(self._engine.metrics.now_s))
         add_routes(doors, self._engine, self._sampler, self._broadcast)
-        for add_to in self._parts:
-            add_to(doors.guarded)
+        for part in self._parts:
+            part.add_to(doors.guarded)
         app.router.default = Pages(read_files(self._static), doors, app.router.default)
         app.add_middleware(ApiHeaders)
 
     async def stop(self) -> None:
+        for part in self._parts:
+            part.close()
         if self._broadcast is not None:
             await self._broadcast.stop()
         if self._sampler is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from strata.printing import counted
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "warning", "error"]
 FindingKind = Literal["journal", "failed", "disconnected", "silent", "stalled", "barrier", "not_finite", "slow"]
+"""The most important first."""
 
 SILENT_BEATS = 2.5
 """Missing heartbeats after which a worker is called silent."""
@@ -36,12 +37,8 @@ SLOW_FOR_S = 5.0
 MAX_FINDINGS = 8
 MAX_ALIKE = 3
 """Findings of one kind in one job that are listed one by one; more are combined."""
-_ORDER: dict[FindingKind, int] = {
-    kind: place
-    for place, kind in enumerate(
-        ("journal", "failed", "disconnected", "silent", "stalled", "barrier", "not_finite", "slow")
-    )
-}
+_BY_WEIGHT: tuple[FindingKind, ...] = get_args(FindingKind)
+_ORDER = {kind: place for place, kind in enumerate(_BY_WEIGHT)}
 _TOGETHER: dict[FindingKind, str] = {
     "failed": "are in state ERROR",
     "disconnected": "lost their connection",

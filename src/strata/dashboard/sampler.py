@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from strata.coordinator.serve.session import SessionHub
     from strata.coordinator.state.core import Core
     from strata.dashboard.health import Finding, Verdict
-    from strata.dashboard.sample import JobSample
+    from strata.dashboard.sample import JobSample, Spread
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Sampler:
         for listener in self.listeners:
             listener(sample)
 
-    def values_of(self, job: JobSample) -> dict[str, Any]:
+    def values_of(self, job: JobSample) -> dict[str, Spread]:
         """Return the newest values of a job's series."""
         return job_values(job, list(self._rates_of.get(job.job_id, {}).values()))
 

@@ -68,7 +68,7 @@ class HistoryFile:
             self._database.executemany(
                 "INSERT OR REPLACE INTO buckets VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (self._id_of(key), interval_s, bucket.start_s, bucket.count, bucket.mean, bucket.min, bucket.max)
+                    (self._id_of(key), interval_s, bucket.start_s, bucket.num, bucket.mean, bucket.min, bucket.max)
                     for key, interval_s, bucket in changes.rows
                 ],
             )
@@ -164,7 +164,7 @@ def _open(path: Path) -> sqlite3.Connection:
 def _checked(row: tuple[int, int, float, float, float]) -> Bucket:
     """Return the bucket, unless the file contains what we never write."""
     bucket = Bucket(*row)
-    if not (0 <= bucket.start_s <= MAX_TIME_S and 0 < bucket.count < 2**63 and bucket.min <= bucket.mean <= bucket.max):
+    if not (0 <= bucket.start_s <= MAX_TIME_S and 0 < bucket.num < 2**63 and bucket.min <= bucket.mean <= bucket.max):
         raise ValueError(f"invalid bucket {row}")
     return bucket
 

@@ -1,15 +1,15 @@
 """One series, downsampled into rings of fixed size.
 
-A value is added to every ring at once. Each ring has buckets of one length, with the count, sum, minimum and maximum of
-their values, so a bucket of a minute is exactly what merging its seconds gives, and a spike of one second stays visible
-for as long as the longest ring remembers.
+A value is added to every ring at once. Each ring has buckets of one length, with the number, mean, minimum and maximum
+of their values, so a bucket of a minute is exactly what merging its seconds gives, and a spike of one second stays
+visible for as long as the longest ring remembers.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class Bucket(NamedTuple):
     """The values of one interval."""
 
     start_s: int
-    count: int
+    num: int
     mean: float
     """The mean and not the sum, which could overflow."""
     min: float
@@ -44,10 +44,10 @@ class Bucket(NamedTuple):
 
     def merged(self, other: Bucket) -> Bucket:
         """Return one bucket of both, with the earlier start."""
-        count = self.count + other.count
-        mean = self.mean * (self.count / count) + other.mean * (other.count / count)
+        num = self.num + other.num
+        mean = self.mean * (self.num / num) + other.mean * (other.num / num)
         least, most = min(self.min, other.min), max(self.max, other.max)
-        return Bucket(min(self.start_s, other.start_s), count, min(max(mean, least), most), least, most)
+        return Bucket(min(self.start_s, other.start_s), num, min(max(mean, least), most), least, most)
 
 
 class Ring:
@@ -110,7 +110,7 @@ class Ring:
         for column, value in zip(self._columns(), bucket, strict=True):
             column[place] = value
 
-    def _columns(self) -> tuple[array[int] | array[float], ...]:
+    def _columns(self) -> tuple[array[Any], ...]:
         return self._starts, self._counts, self._means, self._minima, self._maxima
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request, Response
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COOKIE = "strata_session"
 MAX_BODY_BYTES = 4_096
 BODY_WITHIN_S = 10.0
-_PROBLEMS = {
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "The token is unknown."},
     403: {"model": ErrorBody, "description": f"The header {CSRF_HEADER} is missing, or the page is of another site."},
     422: {"model": ErrorBody, "description": "The body is not a token, or no login is needed."},

@@ -6,6 +6,7 @@ views of the page and get `index.html`. The headers allow the page nothing but i
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 from dataclasses import dataclass
@@ -43,13 +44,15 @@ TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 """Other files are served as bytes."""
+COMPRESSIBLE = (".html", ".js", ".css", ".json", ".svg", ".map", ".txt", ".webmanifest")
+MIN_COMPRESSED_BYTES = 1_024
 FOREVER = "public, max-age=31536000, immutable"
 CHECK = "no-cache"
 HASHED = re.compile(r"[-.][A-Za-z0-9_-]{8,}\.[a-z0-9]+$")
 """Names such as `assets/index-Bx3kQz9a.js`: another content has another name."""
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
-    "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
+    "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 SECURITY_HEADERS = {
     "content-security-policy": POLICY,
@@ -96,14 +99,19 @@ def read_files(directory: Path) -> dict[str, StaticFile]:
             num_bytes += len(content)
             assert num_bytes <= MAX_TOTAL_BYTES, f"{directory} is larger than a page can be"
     return {
-        name: StaticFile(
-            name,
-            content,
-            {encoding: contents[name + suffix] for encoding, suffix in ENCODINGS if name + suffix in contents},
-        )
+        name: StaticFile(name, content, _encoded(name, contents))
         for name, content in contents.items()
         if not (name.endswith(suffixes) and name.rpartition(".")[0] in contents)
     }
+
+
+def _encoded(name: str, contents: dict[str, bytes]) -> dict[str, bytes]:
+    """Return a file's compressed forms: those that lie beside it, or one that is made now if it is worth it."""
+    found = {encoding: contents[name + suffix] for encoding, suffix in ENCODINGS if name + suffix in contents}
+    content = contents[name]
+    if not found and len(content) >= MIN_COMPRESSED_BYTES and name.endswith(COMPRESSIBLE):
+        found["gzip"] = gzip.compress(content, mtime=0)
+    return found
 
 
 class Pages:

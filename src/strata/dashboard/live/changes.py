@@ -65,7 +65,9 @@ def _change(worker: WorkerSample) -> m.WorkerChange:
 
 
 def points(at_s: float, job_id: str, values: Mapping[str, Spread]) -> m.Points:
-    return m.Points(at_s=at_s, job_id=job_id, values={name: tuple(value) for name, value in values.items()})
+    return m.Points(
+        at_s=at_s, job_id=job_id, values={name: (each.min, each.mean, each.max) for name, each in values.items()}
+    )
 
 
 def gone(before: Sample | None, sample: Sample) -> Iterator[Update]:
