@@ -7,7 +7,11 @@ from pathlib import Path
 
 from strata.coordinator.config import Limits
 from strata.coordinator.http import server as http
+from strata.coordinator.http.access import CSRF_HEADER
 from strata.coordinator.serve import admission, listener, session_frames
+from strata.dashboard.history import store
+from strata.dashboard.http import login, sessions
+from strata.dashboard.live import feed, stream
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 
@@ -31,3 +35,18 @@ def test_the_table_of_attacks_states_the_limits_in_the_code() -> None:
     ]
 
     assert [limit for limit in expected if not any(row.startswith(limit) for row in rows)] == []
+
+
+def test_the_section_on_the_dashboard_states_the_limits_in_the_code() -> None:
+    text = " ".join(PAGE.read_text(encoding="utf-8").split("## Dashboard")[1].split("\n## ")[0].split())
+    expected = [
+        f"at most {sessions.MAX_SESSIONS:,}, for {sessions.LIFETIME_S / 3_600:g} hours",
+        f"A login has {login.MAX_BODY_BYTES >> 10} KiB and {login.BODY_WITHIN_S:g} s",
+        f"At most {stream.MAX_CLIENTS} pages get live updates",
+        f"one shared buffer of {feed.MAX_BYTES >> 20} MiB",
+        f"reads nothing for {http.READ_WITHIN_S:g} s is disconnected",
+        f"at most {store.MAX_SERIES} series",
+        f"the header `{CSRF_HEADER}`",
+    ]
+
+    assert [limit for limit in expected if limit not in text] == []

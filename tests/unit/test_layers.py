@@ -53,7 +53,7 @@ FOLDERS = {
 }
 SHARED = {
     "checkpoint": {"catalog"},
-    "coordinator": {"config", "timeouts", "wire"},
+    "coordinator": {"config", "extension", "timeouts", "wire"},
     "data": {"arrow_types", "config", "memory", "pyarrow_private"},
     "launch": {"environment", "protocol", "spec"},
     "servers": set(),

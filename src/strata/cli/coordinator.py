@@ -100,9 +100,15 @@ def coordinator(
         _explain(settings, as_json=as_json)
         return
 
+    from strata.coordinator.extension import HttpOptions  # noqa: PLC0415
     from strata.coordinator.server import run  # noqa: PLC0415 (imports grpc and sqlalchemy)
+    from strata.dashboard.extension import Dashboard, history_of  # noqa: PLC0415
 
-    run(settings, announce=lambda addresses: _announce(addresses, as_json=as_json))
+    run(
+        settings,
+        announce=lambda addresses: _announce(addresses, as_json=as_json),
+        http=HttpOptions(extensions=(Dashboard(history=history_of(settings.state)),)),
+    )
 
 
 def resolve(file: Path | None, flags: Mapping[str, Any]) -> "CoordinatorConfig":
@@ -142,5 +148,18 @@ def _announce(addresses: "ServerAddresses", *, as_json: bool) -> None:
         f"The coordinator is {'up' if addresses.leads else 'on standby'}. Ctrl-C stops it.",
         f"  gRPC   {addresses.grpc}",
         f"  HTTP   {addresses.http or 'off'}",
+        *((f"  page   {_page(addresses.http)}",) if addresses.http else ()),
         f"  state  {addresses.state}",
     )
+
+
+def _page(http: str) -> str:
+    """Return the address of the dashboard for a browser, which cannot open 0.0.0.0."""
+    from urllib.parse import urlsplit  # noqa: PLC0415
+
+    parts = urlsplit(http)
+    if parts.hostname in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        import socket  # noqa: PLC0415
+
+        return f"{parts.scheme}://{socket.gethostname()}:{parts.port}/"
+    return f"{http}/"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from strata.launch.actions import Finish
     from strata.launch.record.directory import RunDirectory
     from strata.launch.record.log import Which
+    from strata.launch.run import RunPage
 
 Logs = Annotated[
     str, typer.Option(help="Workers whose output is shown: rank0, all or none. auto: rank0, or none with --quiet.")
@@ -30,6 +31,15 @@ Preload = Annotated[
     list[str] | None, typer.Option(metavar="MODULE", help="Also import this module before forking. Repeatable.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show only the final result.")]
+DashboardAt = Annotated[
+    str,
+    typer.Option(
+        "--dashboard",
+        metavar="HOST:PORT",
+        help="Address of the run's dashboard on this machine; port 0 picks a free one. 'off': no dashboard.",
+    ),
+]
+DASHBOARD = "127.0.0.1:0"
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or a unique prefix of it.")]
 
 
@@ -113,6 +123,7 @@ def run(
     log_bytes: Annotated[
         str, typer.Option(help="Maximum size of each worker's log; the oldest lines are removed. 0: no limit.")
     ] = "64MiB",
+    dashboard: DashboardAt = DASHBOARD,
     quiet: Quiet = False,
 ) -> None:
     """Run a training script and restart it after failures.
@@ -170,7 +181,8 @@ def run(
 
         check(spec)
     which = _which(logs, quiet=quiet)
-    _carry_out(run_directory.create(spec), logs=which, quiet=quiet)
+    _check_dashboard(dashboard)
+    _carry_out(run_directory.create(spec), logs=which, quiet=quiet, dashboard=dashboard)
 
 
 def resume(
@@ -179,6 +191,7 @@ def resume(
         str, typer.Option("--workers", "-w", help="New number of workers, such as 4 or 2:8. Default: as before.")
     ] = "",
     logs: Logs = "auto",
+    dashboard: DashboardAt = DASHBOARD,
     quiet: Quiet = False,
 ) -> None:
     """Continue a run from its last checkpoint.
@@ -191,6 +204,7 @@ def resume(
     from strata.launch.record.directory import open_run  # noqa: PLC0415
     from strata.launch.spec import Size, not_divisible  # noqa: PLC0415
 
+    _check_dashboard(dashboard)
     directory, which = open_run(name), _which(logs, quiet=quiet)
     if is_study(directory):
         raise ConfigError(
@@ -202,7 +216,7 @@ def resume(
             if status is not None and status.only_workers and not size.allows(status.only_workers):
                 raise ConfigError(not_divisible(size, status.only_workers), field="workers")
             directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
-    _carry_out(directory, logs=which, quiet=quiet)
+    _carry_out(directory, logs=which, quiet=quiet, dashboard=dashboard)
 
 
 def stop(
@@ -301,14 +315,56 @@ def _which(logs: str, *, quiet: bool) -> Which:
     return "none" if quiet and which == "auto" else which
 
 
-def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool) -> None:
+def _check_dashboard(address: str) -> None:
+    """Check the address before a run is created.
+
+    Raises:
+        ConfigError: It is not an address, or other machines could reach it, for which a run has no tokens.
+    """
+    from strata.errors import ConfigError  # noqa: PLC0415
+    from strata.transport.addresses import parse_address  # noqa: PLC0415
+
+    if address == "off":
+        return
+    parsed = parse_address(address, field="dashboard")
+    if parsed.path or not parsed.is_local:
+        raise ConfigError(
+            f"--dashboard {address} is not an address of this machine's loopback; use 127.0.0.1:PORT, and ssh -L to "
+            "reach it from another machine",
+            field="dashboard",
+        )
+
+
+def _page(directory: RunDirectory, address: str, *, quiet: bool) -> RunPage | None:
+    """Return the dashboard of a run, which only this user can open."""
+    from strata.coordinator.extension import HttpOptions  # noqa: PLC0415
+    from strata.dashboard.extension import Dashboard  # noqa: PLC0415
+    from strata.dashboard.history.file import path_beside  # noqa: PLC0415
+    from strata.launch.run import RunPage  # noqa: PLC0415
+
+    if address == "off":
+        return None
+
+    def announce(url: str) -> None:
+        if not quiet:
+            echo(f"dashboard: {url}", err=True)
+
+    dashboard = Dashboard(history=path_beside(directory.journal))
+    return RunPage(
+        listen=address,
+        options=HttpOptions(extensions=(dashboard,), is_lazy=True, is_private=True),
+        announce=announce,
+    )
+
+
+def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool, dashboard: str) -> None:
     from strata.clock import SystemClock  # noqa: PLC0415
     from strata.launch.record.display import display_for  # noqa: PLC0415
     from strata.launch.run import run as run_it  # noqa: PLC0415
 
     display = display_for(sys.stderr, SystemClock(), quiet)
     try:
-        finish = run_it(directory, display, logs=logs)
+        finish = run_it(directory, display, logs=logs, page=_page(directory, dashboard, quiet=quiet))
     finally:
         display.close()
     _print_result(directory, finish, logs)

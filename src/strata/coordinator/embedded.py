@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from strata.coordinator.extension import HttpOptions
+    from strata.coordinator.server import ServerAddresses
+
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 10.0
@@ -28,14 +31,25 @@ class EmbeddedCoordinator:
     State is kept in memory unless the config sets `state`.
     """
 
-    def __init__(self, config: CoordinatorConfig | None = None, *, listen: str = "") -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig | None = None,
+        *,
+        listen: str = "",
+        http: str = "off",
+        options: HttpOptions | None = None,
+    ) -> None:
         """Prepare the coordinator. `listen` is a socket path or HOST:PORT (other machines need TLS and tokens in the
-        config); by default, a socket in a private directory.
+        config); by default, a socket in a private directory. `http` is HOST:PORT or `off`, whatever the config says;
+        `options` extend what is served there.
         """
         config = config or CoordinatorConfig(state="memory")
         self._place = sockets.place() if not listen else None
         self.address = f"unix:{self._place.path}/coordinator.sock" if self._place is not None else listen
-        self._config = replace(config, listen=self.address, http="off", state=config.state or "memory")
+        self._config = replace(config, listen=self.address, http=http, state=config.state or "memory")
+        self._options = options
+        self.http_address = ""
+        """URL of the HTTP server once it is started; empty if HTTP is off."""
         self._server: CoordinatorServer | None = None
         self._loop = shared_loop()
         self._home = Home()
@@ -43,7 +57,8 @@ class EmbeddedCoordinator:
 
     def start(self) -> Self:
         try:
-            self._server, self.address = self._loop.run(_started(self._config))
+            self._server, addresses = self._loop.run(_started(self._config, self._options))
+            self.address, self.http_address = addresses.grpc, addresses.http
         except BaseException:
             self.stop()
             raise
@@ -79,7 +94,7 @@ class EmbeddedCoordinator:
         self.stop()
 
 
-async def _started(config: CoordinatorConfig) -> tuple[CoordinatorServer, str]:
-    """Start a coordinator and return it with its actual address, with the real port for port 0."""
-    server = CoordinatorServer(config)
-    return server, (await server.start()).grpc
+async def _started(config: CoordinatorConfig, options: HttpOptions | None) -> tuple[CoordinatorServer, ServerAddresses]:
+    """Start a coordinator and return it with its actual addresses, with the real port for port 0."""
+    server = CoordinatorServer(config, http=options)
+    return server, await server.start()

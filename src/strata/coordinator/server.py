@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import socket
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from grpc_health.v1 import health, health_pb2
 
 from strata.clock import SystemClock
 from strata.coordinator import wire
+from strata.coordinator.extension import HttpOptions
 from strata.coordinator.journal import MemoryJournal, describe, open_journal, open_leadership
 from strata.coordinator.serve.admission import AdmissionControl
 from strata.coordinator.serve.backend import EngineBackend
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from strata.clock import Clock
     from strata.coordinator.config import CoordinatorConfig
+    from strata.coordinator.extension import Extension
     from strata.coordinator.journal import Leadership, Term
     from strata.coordinator.serve.session_frames import FramesServer
     from strata.errors import JournalFenced
@@ -69,8 +72,11 @@ class CoordinatorServer:
     `NotLeader`.
     """
 
-    def __init__(self, config: CoordinatorConfig, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, *, clock: Clock | None = None, http: HttpOptions | None = None
+    ) -> None:
         self._config = config
+        self._http_options = http or HttpOptions()
         self._clock = clock or SystemClock()
         self._engine: Engine | None = None
         self._hub: SessionHub | None = None
@@ -80,6 +86,8 @@ class CoordinatorServer:
         self._frames: FramesServer | None = None
         self._http: uvicorn.Server | None = None
         self._http_task: asyncio.Task[None] | None = None
+        self._extensions: list[Extension] = []
+        """Those that were started."""
         self._leadership: Leadership | None = None
         self._candidate: Candidate | None = None
         self._keeper: LeaseKeeper | None = None
@@ -140,10 +148,7 @@ class CoordinatorServer:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-        if self._http is not None and self._http_task is not None:
-            self._http.should_exit = True
-            await self._http_task
-            self._http = None
+        await self._stop_http()
         if self._engine is not None:
             await self._engine.stop()
             self._engine = None
@@ -242,11 +247,13 @@ class CoordinatorServer:
     # -- HTTP ------------------------------------------------------------------------------------------------------
 
     async def _start_http(self, hub: SessionHub, guard: Guard) -> str:
-        from strata.coordinator.http import make_app, make_server  # noqa: PLC0415 - only needed to serve HTTP
-
         assert self._engine is not None
         address = _http_address(self._config)
-        server = make_server(make_app(self._engine, hub, guard), self._config.security)
+        for extension in self._http_options.extensions:
+            extension.start(self._engine, hub)
+            self._extensions.append(extension)
+        if not self._http_options.is_lazy:
+            self._http = self._make_http(hub, guard)
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         try:
             # Listen now: clients that connect before uvicorn is ready wait in the backlog of the socket.
@@ -256,10 +263,55 @@ class CoordinatorServer:
                 f"http={self._config.http!r} cannot be bound ({error.strerror}); choose another port or 'off'",
                 field="http",
             ) from error
-        self._http = server
-        self._http_task = asyncio.create_task(server.serve(sockets=[listening]), name="strata-http")
+        self._http_task = asyncio.create_task(self._serve_http(listening, hub, guard), name="strata-http")
         host, port = listening.getsockname()[:2]
         return f"{'https' if self._config.security.certificate else 'http'}://{Address(host, port)}"
+
+    def _make_http(self, hub: SessionHub, guard: Guard) -> uvicorn.Server:
+        from strata.coordinator.http import make_app, make_server  # noqa: PLC0415 - only needed to serve HTTP
+
+        assert self._engine is not None
+        app = make_app(self._engine, hub, guard, self._http_options.extensions)
+        return make_server(app, self._config.security, is_private=self._http_options.is_private)
+
+    async def _stop_http(self) -> None:
+        while self._extensions:  # first: a response that never ends would keep the server from stopping
+            await self._extensions.pop().stop()
+        if self._http_task is None:
+            return
+        if self._http is not None:
+            self._http.should_exit = True
+            await self._http_task
+        else:  # no client has connected yet
+            self._http_task.cancel()
+            await asyncio.gather(self._http_task, return_exceptions=True)
+        self._http = self._http_task = None
+
+    async def _serve_http(self, listening: socket.socket, hub: SessionHub, guard: Guard) -> None:
+        """Serve HTTP; if it is lazy, from the first connection on, which waits in the backlog meanwhile."""
+        with listening:
+            if self._http is None:
+                await _readable(listening)
+                # Importing FastAPI takes a while, in which the workers of the run must be answered.
+                await asyncio.to_thread(importlib.import_module, "strata.coordinator.http")
+                self._http = self._make_http(hub, guard)
+            await self._http.serve(sockets=[listening])
+
+
+async def _readable(listening: socket.socket) -> None:
+    """Return when a client has connected."""
+    loop = asyncio.get_running_loop()
+    connected: asyncio.Future[None] = loop.create_future()
+
+    def notice() -> None:
+        if not connected.done():
+            connected.set_result(None)
+
+    loop.add_reader(listening, notice)
+    try:
+        await connected
+    finally:
+        loop.remove_reader(listening)
 
 
 def _http_address(config: CoordinatorConfig) -> Address:
@@ -269,16 +321,20 @@ def _http_address(config: CoordinatorConfig) -> Address:
     return address
 
 
-def run(config: CoordinatorConfig, *, announce: Callable[[ServerAddresses], None]) -> None:
+def run(
+    config: CoordinatorConfig, *, announce: Callable[[ServerAddresses], None], http: HttpOptions | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT; a standby is announced again when it becomes the leader.
 
     Raises:
         JournalFenced: Another coordinator has become the leader.
     """
-    asyncio.run(_run(config, announce))
+    asyncio.run(_run(config, announce, http))
 
 
-async def _run(config: CoordinatorConfig, announce: Callable[[ServerAddresses], None]) -> None:
-    server = CoordinatorServer(config)
+async def _run(
+    config: CoordinatorConfig, announce: Callable[[ServerAddresses], None], http: HttpOptions | None
+) -> None:
+    server = CoordinatorServer(config, http=http)
     server.on_lead = announce
     await serve_until_shutdown(lambda: server, announce, ended=server.ended)

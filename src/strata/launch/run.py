@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strata.coordinator.client import AsyncCoordinatorClient
@@ -18,9 +19,10 @@ from strata.launch.record.log import LogStream
 from strata.transport import sockets
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    from strata.coordinator.extension import HttpOptions
     from strata.launch.actions import Finish
     from strata.launch.nodes.ray_cluster import RayCluster
     from strata.launch.record.directory import RunDirectory
@@ -34,8 +36,20 @@ GIL for many seconds, so the lease is long. The agent itself watches for hung wo
 """
 
 
-def run(directory: RunDirectory, display: Display, *, logs: Which = "none") -> Finish:
-    """Start or resume the run of this directory and return when it has ended. `logs`: whose output to show.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage:
+    """A page that the coordinator of a run serves while the run is active."""
+
+    listen: str
+    """HOST:PORT; port 0 picks a free one."""
+    options: HttpOptions
+    announce: Callable[[str], None]
+    """Called with the URL once it can be opened."""
+
+
+def run(directory: RunDirectory, display: Display, *, logs: Which = "none", page: RunPage | None = None) -> Finish:
+    """Start or resume the run of this directory and return when it has ended. `logs`: whose output to show; `page`:
+    served if the coordinator is inside this process and only reachable from this machine.
 
     Raises:
         ConfigError: Another agent leads the run.
@@ -45,7 +59,7 @@ def run(directory: RunDirectory, display: Display, *, logs: Which = "none") -> F
         directory.lock(),
         sockets.place() as place,
         cluster_of(directory) as cluster,
-        coordinator_of(directory, cluster, place.path) as (coordinator, security),
+        coordinator_of(directory, cluster, place.path, page) as (coordinator, security),
     ):
         try:
             return asyncio.run(_run(directory, stream, coordinator, security, cluster, place.path / "control"))
@@ -113,7 +127,7 @@ def cluster_of(directory: RunDirectory) -> Iterator[RayCluster | None]:
 
 @contextlib.contextmanager
 def coordinator_of(
-    directory: RunDirectory, cluster: RayCluster | None, place: Path
+    directory: RunDirectory, cluster: RayCluster | None, place: Path, page: RunPage | None = None
 ) -> Iterator[tuple[str, ClientSecurity | None]]:
     """Return address and credentials of the coordinator: the one that the user named, or one inside this process."""
     config = CoordinatorConfig(state=str(directory.journal), lease=LEASE)
@@ -126,8 +140,19 @@ def coordinator_of(
             cluster.credentials = network
             yield network.address, network.security
     else:
-        with EmbeddedCoordinator(config, listen=f"unix:{place}/coordinator.sock") as coordinator:
+        with _embedded(config, f"unix:{place}/coordinator.sock", page) as coordinator:
             yield coordinator.address, None
+
+
+@contextlib.contextmanager
+def _embedded(config: CoordinatorConfig, listen: str, page: RunPage | None) -> Iterator[EmbeddedCoordinator]:
+    if page is None:
+        with EmbeddedCoordinator(config, listen=listen) as coordinator:
+            yield coordinator
+        return
+    with EmbeddedCoordinator(config, listen=listen, http=page.listen, options=page.options) as coordinator:
+        page.announce(coordinator.http_address)
+        yield coordinator
 
 
 @contextlib.asynccontextmanager

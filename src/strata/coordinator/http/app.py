@@ -20,18 +20,19 @@ from strata import errors
 from strata._version import __version__
 from strata.coordinator.http import exposition, views
 from strata.coordinator.http import models as m
+from strata.coordinator.http.access import Access, Doors
 from strata.coordinator.http.checks import HostCheck, RateLimit, own_names
 from strata.coordinator.state.checkpoints import Attempt
 from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - evaluated at run time
 from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - evaluated at run time
-from strata.transport.tokens import METADATA_KEY, Role, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from pydantic import BaseModel
 
     from strata.clock import Clock
+    from strata.coordinator.extension import Extension
     from strata.coordinator.serve.engine import Engine
     from strata.coordinator.serve.session import SessionHub
     from strata.coordinator.state.core import Core
@@ -85,7 +86,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
+def make_app(engine: Engine, hub: SessionHub, guard: Guard, extensions: Sequence[Extension] = ()) -> FastAPI:
     app = FastAPI(
         title="Strata coordinator",
         version=__version__,
@@ -96,18 +97,24 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard) -> FastAPI:
 
     rate_limit = RateLimit(engine.config.limits)
 
-    async def limit_rate(request: Request) -> None:
+    def admit(request: Request) -> None:
         rate_limit.admit(request.client.host if request.client else "", engine.metrics.now_s())
 
-    async def reader(request: Request) -> None:
-        require(guard.role_of(request.headers.get(METADATA_KEY, "")), Role.READER, request.url.path)
+    async def limit_rate(request: Request) -> None:
+        admit(request)
 
+    access = Access(guard, engine.config.security.hosts)
     app.include_router(_health(engine))
-    guarded = APIRouter(dependencies=[Depends(limit_rate), Depends(reader)], responses=_PROBLEMS)
+    checks = [Depends(limit_rate), Depends(access.reader), Depends(access.same_origin)]
+    guarded = APIRouter(dependencies=checks, responses=_PROBLEMS)
     _add_state(guarded, engine, hub, guard)
     _add_events(guarded, engine)
     _add_metrics(guarded, engine, hub, guard)
+    unguarded = APIRouter(dependencies=[Depends(limit_rate)], responses={429: _PROBLEMS[429]})
+    for extension in extensions:
+        extension.extend(app, Doors(access, guarded, unguarded, admit))
     app.include_router(guarded)
+    app.include_router(unguarded)
     app.add_exception_handler(errors.StrataError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_parameter)
     app.add_exception_handler(HTTPException, _refuse_request)

@@ -2,14 +2,17 @@
 
 uvicorn waits for a request indefinitely, so incomplete requests could occupy the server. Here, a connection without a
 request in progress has a deadline. If there are too many connections, from one machine or in total, a new one displaces
-the one that has waited for a request for longest.
+the one that has waited for a request for longest. A client that does not read its answer is disconnected, so that a
+stream of events costs no more than one buffer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import struct
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from strata.coordinator.http import peers
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +34,12 @@ MAX_CONNECTIONS = 1_000
 MAX_CONNECTIONS_PER_PEER = 128
 REQUEST_WITHIN_S = 10.0
 """From the connection, or from the last answer, to the end of the headers of the next request."""
+READ_WITHIN_S = 20.0
+"""A client must take some of its answer from us within this time."""
+SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel may buffer of an answer, so that a client that does not read is noticed soon."""
+
+_RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Connection(Protocol):
@@ -101,20 +111,29 @@ class Connections:
 class GuardedProtocol(H11Protocol):
     """uvicorn's protocol, with its connection counted in `Connections`."""
 
-    def __init__(self, connections: Connections, **arguments: Any) -> None:
+    def __init__(self, connections: Connections, *, is_private: bool = False, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._registry = connections
+        self._is_private = is_private
         self._is_counted = False
+        self._unread: asyncio.TimerHandle | None = None
         self.peer = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
+        if self._is_private and not peers.is_own_user(self.client, self.server):
+            transport.abort()
+            return
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self._is_counted = self._registry.add(self)
         if not self._is_counted:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting_for_reader()
         if self._is_counted:
             self._registry.remove(self)
             self._is_counted = False
@@ -129,6 +148,27 @@ class GuardedProtocol(H11Protocol):
         super().on_response_complete()
         if self._is_counted and not self._is_serving:
             self._registry.mark_idle(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = asyncio.get_running_loop().call_later(READ_WITHIN_S, self._drop_reader)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting_for_reader()
+
+    def _drop_reader(self) -> None:
+        """Reset the connection: after an ordinary close, the kernel would keep the unread bytes for minutes."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_CLOSE)
+        self.abort()
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def abort(self) -> None:
         self.transport.abort()
@@ -145,13 +185,16 @@ class HttpServer(uvicorn.Server):
         yield  # the coordinator handles signals, not uvicorn
 
 
-def make_server(app: FastAPI, security: SecurityConfig) -> uvicorn.Server:
-    """Create the server; reject invalid certificates now, instead of connections later."""
+def make_server(app: FastAPI, security: SecurityConfig, *, is_private: bool = False) -> uvicorn.Server:
+    """Create the server; reject invalid certificates now, instead of connections later.
+
+    `is_private`: refuse connections of other users of this machine.
+    """
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
-        http=partial(GuardedProtocol, Connections()),  # type: ignore[arg-type]  # any factory works
+        http=partial(GuardedProtocol, Connections(), is_private=is_private),  # type: ignore[arg-type]  # any factory works
         ssl_certfile=security.certificate or None,
         ssl_keyfile=security.key or None,
         ssl_ca_certs=security.client_ca or None,

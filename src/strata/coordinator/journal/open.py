@@ -107,6 +107,16 @@ def describe(state: str) -> str:
     return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
 
 
+def file_of(state: str) -> Path | None:
+    """Return the path of the journal that `state` names; None if it is in memory or in a database server."""
+    if state == MEMORY:
+        return None
+    if "://" not in state:
+        return _path(state)
+    url = _url(state)
+    return _sqlite_path(url) if url.get_backend_name() == "sqlite" else None
+
+
 def _path(state: str) -> Path:
     if not state:
         return platformdirs.user_state_path("strata") / "coordinator.db"

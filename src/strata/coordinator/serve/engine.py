@@ -55,6 +55,8 @@ class Batch:
     """Answers without events that may have read the state of this batch."""
     commit_s: float = 0.0
     """Duration of the commit."""
+    last_seq: int = 0
+    """Number of its last entry in the journal."""
     num_bytes: int = 0
 
 
@@ -77,6 +79,8 @@ class Engine:
         """Called when the journal reports that another coordinator leads."""
         self.listeners: list[Callable[[list[Notice]], None]] = []
         self.journal = journal
+        self.last_seq = 0
+        """Number of the newest entry of the journal."""
         self._clock = clock
         self._probed_s = clock.monotonic_s()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="strata-journal")
@@ -138,6 +142,7 @@ class Engine:
             core.apply(e.decode(record.payload))
         core.resume(self._clock.monotonic_s(), end_lost=loaded.damage is not None)
         self.core = core
+        self.last_seq = loaded.last_seq
         self._num_since_snapshot = len(loaded.records)
         if loaded.damage is not None:
             self.damage = loaded.damage
@@ -274,7 +279,7 @@ class Engine:
     def _write(self, batch: Batch, at_s: float) -> None:
         entries = [Entry(job_id=ev.job_id, kind=ev.kind, at_s=at_s, payload=e.encode(ev)) for ev in batch.events]
         began_s = self._clock.monotonic_s()
-        self.journal.append(entries, snapshot=batch.snapshot)
+        batch.last_seq = self.journal.append(entries, snapshot=batch.snapshot)
         batch.commit_s = self._clock.monotonic_s() - began_s
         batch.num_bytes = sum(len(entry.payload) for entry in entries) + len(batch.snapshot or b"")
 
@@ -284,6 +289,7 @@ class Engine:
         error = writing.exception()
         if error is None:
             self.failure = None
+            self.last_seq = max(self.last_seq, batch.last_seq)
             self.metrics.committed(
                 batch.events,
                 seconds=batch.commit_s,

@@ -146,11 +146,11 @@ class Metrics:
             self.barrier_s.add(now_s - opened_s)
             self._recent_barriers.append((now_s, now_s - opened_s))
 
-    def recent_barrier_s(self) -> float | None:
-        """Return the 95th percentile of the last minute, or None if no barrier was released in it."""
+    def recent_barrier_s(self, percent: int = 95) -> float | None:
+        """Return a percentile of the last minute, or None if no barrier was released in it."""
         since_s = self.now_s() - BARRIER_WINDOW_S
         recent = sorted(took_s for at_s, took_s in self._recent_barriers if at_s >= since_s)
-        return recent[(len(recent) - 1) * 95 // 100] if recent else None
+        return recent[(len(recent) - 1) * percent // 100] if recent else None
 
     # -- durable events --------------------------------------------------------------------------------------------
 

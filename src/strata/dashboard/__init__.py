@@ -1,0 +1,6 @@
+"""The dashboard: a page on the HTTP port of a coordinator, its API, live updates and history.
+
+`extension.Dashboard` is what `strata coordinator` and `strata run` hand to the coordinator's HTTP server. One sample of
+all jobs a second feeds everything else: `history` keeps it in downsampled series, `live` sends what changed, `http` has
+the routes. Modules outside folders are pure, except `sampler`. May import every layer below, never `cli`.
+"""

@@ -1,0 +1,92 @@
+"""The dashboard as an extension of the coordinator's HTTP server: joins sampling, history, live updates and routes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from strata.dashboard.history.file import path_beside
+from strata.dashboard.sampler import INTERVAL_S, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastapi import APIRouter, FastAPI
+
+    from strata.coordinator.http.access import Doors
+    from strata.coordinator.serve.engine import Engine
+    from strata.coordinator.serve.session import SessionHub
+    from strata.dashboard.live.broadcast import Broadcast
+
+STATIC = Path(__file__).parent / "static"
+
+
+class Part(Protocol):
+    """Further routes of the dashboard, such as those of the explorer."""
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add routes whose requests are rate-limited, authenticated and from our own page."""
+        ...
+
+    def close(self) -> None:
+        """End threads; requests in progress are cancelled. Does not wait."""
+        ...
+
+
+class Dashboard:
+    """Implements `Extension`. Nothing of FastAPI is imported before `extend`."""
+
+    def __init__(
+        self,
+        *,
+        history: Path | None = None,
+        parts: Sequence[Part] = (),
+        interval_s: float = INTERVAL_S,
+        static: Path = STATIC,
+    ) -> None:
+        """`history`: the file of the history, None to keep it in memory."""
+        self._history = history
+        self._parts = tuple(parts)
+        self._interval_s = interval_s
+        self._static = static
+        self._engine: Engine | None = None
+        self._sampler: Sampler | None = None
+        self._broadcast: Broadcast | None = None
+
+    def start(self, engine: Engine, hub: SessionHub) -> None:
+        self._engine = engine
+        self._sampler = Sampler(engine, hub, history=self._history, interval_s=self._interval_s)
+        self._sampler.start()
+
+    def extend(self, app: FastAPI, doors: Doors) -> None:
+        from strata.dashboard.http.login import add_login  # noqa: PLC0415 - imports FastAPI
+        from strata.dashboard.http.pages import ApiHeaders, Pages, read_files  # noqa: PLC0415
+        from strata.dashboard.http.routes import add_routes  # noqa: PLC0415
+        from strata.dashboard.http.sessions import Sessions  # noqa: PLC0415
+        from strata.dashboard.live.broadcast import Broadcast  # noqa: PLC0415
+
+        assert self._engine is not None, "started"
+        assert self._sampler is not None, "started"
+        self._broadcast = Broadcast(self._engine, self._sampler)
+        add_login(doors, Sessions(self._engine.metrics.now_s))
+        add_routes(doors, self._engine, self._sampler, self._broadcast)
+        for part in self._parts:
+            part.add_to(doors.guarded)
+        app.router.default = Pages(read_files(self._static), doors, app.router.default)
+        app.add_middleware(ApiHeaders)
+
+    async def stop(self) -> None:
+        for part in self._parts:
+            part.close()
+        if self._broadcast is not None:
+            await self._broadcast.stop()
+        if self._sampler is not None:
+            await self._sampler.stop()
+
+
+def history_of(state: str) -> Path | None:
+    """Return the file of the history for a coordinator's `state`; None if the state is not a file."""
+    from strata.coordinator.journal.open import file_of  # noqa: PLC0415 - imports SQLAlchemy
+
+    journal = file_of(state)
+    return None if journal is None else path_beside(journal)

@@ -1,0 +1,202 @@
+"""The models of the dashboard's answers and live messages, from which `web/` generates its types."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from strata.coordinator.http.models import EventLine, Model, Page
+from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - evaluated at run time
+from strata.dashboard.health import FindingKind, Level  # noqa: TC001 - evaluated at run time
+from strata.dashboard.sample import JobState  # noqa: TC001 - evaluated at run time
+
+RoleName = Literal["reader", "worker", "admin"]
+MAX_TOKEN_LENGTH = 1_024
+
+
+# -- login -------------------------------------------------------------------------------------------------------------
+
+
+class SessionInfo(Model):
+    login_required: bool = Field(description="Whether the coordinator has tokens and the request has no valid one.")
+    role: RoleName | None = Field(description="The role of the request; null if it must log in first.")
+    version: str
+    csrf_header: str = Field(description="Send this header with any value in requests that change something.")
+
+
+class LoginRequest(Model):
+    token: SecretStr = Field(min_length=1, max_length=MAX_TOKEN_LENGTH)
+
+
+class LoginAnswer(Model):
+    role: RoleName
+    expires_s: float = Field(description="Seconds until the session ends.")
+
+
+# -- overview ----------------------------------------------------------------------------------------------------------
+
+
+class HealthFinding(Model):
+    level: Level
+    kind: FindingKind
+    job_id: str = Field(description="Empty for the coordinator.")
+    worker_id: str | None
+    rank: int | None
+    line: str
+
+
+class HealthState(Model):
+    level: Level
+    line: str = Field(description="The most important finding; without one, what is well.")
+    findings: list[HealthFinding] = Field(description="The most important first; at most 8.")
+    num_findings: int
+
+
+class SeriesValue(Model):
+    min: float
+    mean: float
+    max: float
+    unit: str
+
+
+class JobSummary(Model):
+    job_id: str
+    state: JobState
+    generation: int
+    reason: str = Field(description="Why this generation started.")
+    attempt: int | None = Field(description="Number of earlier starts of the run's workers, if known.")
+    num_workers: int
+    num_servers: int = Field(description="Parameter servers; they are not counted as workers.")
+    num_suspects: int
+    workers_by_state: dict[WorkerStateName, int]
+    step: int | None = Field(description="The lowest step of all ranks; null without workers.")
+    epoch: int | None
+    data_fraction: float | None = Field(description="Shards done in this epoch, of all datasets; null without one.")
+    steps_per_s: float | None
+    rows_per_s: float | None
+    checkpoint_id: str | None
+    checkpoint_step: int | None
+    checkpoint_age_s: float | None = Field(description="Seconds since the last checkpoint was committed.")
+    health: HealthState
+
+
+class OverviewJob(JobSummary):
+    values: dict[str, SeriesValue] = Field(description="The newest values of its series; at most 24.")
+    num_values: int = Field(description="The number of series; /api/series lists them.")
+
+
+class CoordinatorFigures(Model):
+    at_s: float
+    requests_per_s: float = Field(description="Over the last 10 seconds.")
+    barrier_p50_s: float | None = Field(description="Over the last minute; null if no barrier was released in it.")
+    barrier_p99_s: float | None
+    num_sessions: int
+    num_jobs: int
+    num_workers: int
+    num_suspects: int
+    workers_by_state: dict[WorkerStateName, int]
+
+
+class Overview(CoordinatorFigures):
+    cursor: str = Field(description="Pass this to /api/live to get what is newer.")
+    version: str
+    health: HealthState
+    jobs: Page[OverviewJob] = Field(description="Jobs with workers first, then the newest.")
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+class SeriesInfo(Model):
+    job_id: str = Field(description="Empty for the coordinator.")
+    name: str
+    unit: str
+    last: SeriesValue
+    last_at_s: float
+    first_at_s: float
+
+
+class SeriesPoints(Model):
+    name: str
+    unit: str
+    interval_s: float = Field(description="The length of a bucket; 0 if the series is empty.")
+    t: list[float] = Field(description="The start of each bucket. A gap is a time without values.")
+    min: list[float]
+    mean: list[float]
+    max: list[float]
+
+
+class History(Model):
+    job_id: str
+    cursor: str = Field(description="Pass this to /api/live to get what is newer.")
+    series: list[SeriesPoints] = Field(description="In the order asked for; names without values have no points.")
+
+
+# -- live --------------------------------------------------------------------------------------------------------------
+
+
+class Hello(Model):
+    cursor: str
+    interval_s: float = Field(description="Seconds between two samples.")
+    version: str
+
+
+class Reset(Model):
+    cursor: str
+    reason: str
+
+
+class JobChanged(Model):
+    at_s: float
+    job: JobSummary
+
+
+class JobGone(Model):
+    at_s: float
+    job_id: str
+
+
+class WorkerChange(Model):
+    worker_id: str
+    rank: int
+    state: WorkerStateName
+    suspect: bool
+    step: int
+    epoch: int
+    incarnation: int
+    attempt: int | None
+    silent_s: float
+
+
+class WorkersChanged(Model):
+    at_s: float
+    job_id: str
+    changed: list[WorkerChange]
+    gone: list[str] = Field(description="Workers that left.")
+    is_complete: bool = Field(description="False if more workers changed than fit: load /api/workers again.")
+
+
+class Points(Model):
+    at_s: float
+    job_id: str = Field(description="Empty for the coordinator.")
+    values: dict[str, tuple[float, float, float]] = Field(description="Minimum, mean and maximum of each series.")
+
+
+class NewEvents(Model):
+    items: list[EventLine]
+    is_complete: bool = Field(description="False if more events happened than fit: load /api/events again.")
+
+
+class LiveEvents(Model):
+    """The data of each event of `/api/live`, by the event's name."""
+
+    hello: Hello
+    reset: Reset
+    health: HealthState
+    coordinator: CoordinatorFigures
+    job: JobChanged
+    gone: JobGone
+    workers: WorkersChanged
+    points: Points
+    events: NewEvents
