@@ -12,6 +12,8 @@ import pytest
 from trial_processes import Simulated, SimulatedNode, SimulatedStudy
 
 from strata import SearchSpace
+from strata.launch.environment import STOPPED
+from strata.tune import driver as drivers
 from strata.tune.search import Search
 from strata.tune.state import events as e
 
@@ -248,3 +250,41 @@ def test_the_ranks_of_a_trial_start_and_end_together(tmp_path: Path) -> None:
     assert sorted(each for each in seen if each[0] == 0) == [(0, lease, rank, 2) for lease in (1, 2) for rank in (0, 1)]
     assert study.state().trials[0].lease == 2
     assert math.isfinite(study.state().trials[0].values[0] or math.inf)
+
+
+def test_a_trial_saves_and_continues_on_the_workers_that_no_other_one_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "CHECKPOINTS_S", 0.01)
+    seen: list[tuple[int, int, int]] = []
+    is_stopped = threading.Event()
+
+    def growing(process: Simulated) -> float:
+        identity = process.order.worker.identity
+        step = process.first_step
+        if process.order.trial == 0:
+            seen.append((process.order.lease, identity.rank, identity.world_size))
+            if identity.world_size == 2 and identity.rank == 1:
+                assert is_stopped.wait(30)
+                raise SystemExit(STOPPED)
+            try:
+                while identity.world_size == 2:  # until the driver asks it to stop
+                    process.report(step, 0.5)
+                    process.save(step)
+                    step += 1
+            finally:
+                is_stopped.set()
+        process.report(step, 0.5)
+        return 0.5
+
+    study = SimulatedStudy(tmp_path, a_spec(2), workers_per_trial=2)
+    node = SimulatedNode("a", growing, slots=4)
+    study.steps = lambda job: node.checkpoints.get(str(tmp_path / "trials/00000/checkpoints"), 0) * (job == "sweep.0")
+    finish = asyncio.run(study.run(node, max_slots_per_trial=2))
+
+    assert finish.is_complete
+    assert sorted(seen) == [(1, 0, 2), (1, 1, 2), *((2, rank, 4) for rank in range(4))]
+    leases = [fact for fact in study.facts() if isinstance(fact, e.Leased) and fact.trial == 0]
+    assert [each.extra_slots for each in leases] == [(), (1,)]
+    assert leases[1].checkpoint == f"sweep.0/{leases[1].step}"
+    assert decided_again(study.spec, study.facts()) == study.facts()

@@ -61,18 +61,22 @@ class Engine:
         *,
         num_slots: int,
         workers_per_trial: int = 1,
+        max_slots_per_trial: int = 1,
         timeout_s: float | None = None,
     ) -> None:
         """
         Args:
             opening: Returns the search that a journal leads to, and what it begins with.
             num_slots: Largest number of trials at a time.
+            workers_per_trial: Workers of a slot.
+            max_slots_per_trial: Slots that one trial may take if no other needs them.
         """
         self._directory = directory
         self._spec = directory.spec
         self._opening = opening
         self._num_slots = num_slots
         self._workers_per_trial = workers_per_trial
+        self._max_slots_per_trial = max_slots_per_trial
         self._timeout_s = timeout_s
 
     def run(self) -> Finish:
@@ -212,6 +216,7 @@ class Engine:
             directory=self._directory.path,
             num_slots=self._num_slots,
             workers_per_trial=self._workers_per_trial,
+            max_slots_per_trial=self._max_slots_per_trial,
             timeout_s=self._timeout_s,
         )
         call = self._directory.path / "call"

@@ -27,6 +27,7 @@ from strata.tune.search import Search
 from strata.tune.space import SearchSpace
 from strata.tune.state import events as e
 from strata.tune.state.actions import Finish, Handled
+from strata.tune.state.growth import slots_per_trial
 from strata.tune.state.objectives import Limit
 from strata.tune.state.study import StudyState
 from strata.tune.state.watch import Watch
@@ -234,6 +235,7 @@ def tune(
     directions: Sequence[str],
     workers: int,
     workers_per_trial: int,
+    max_workers_per_trial: int | None,
     engine: Literal["local", "ray"],
     nnodes: int,
     coordinator: str,
@@ -263,6 +265,7 @@ def tune(
         raise ConfigError(
             "several machines need a name for the study; pass the same name= on all of them", field="name"
         )
+    max_slots_per_trial = slots_per_trial(max_workers_per_trial, workers_per_trial)
     chosen = find_mode(mode)
     watch = _watch(report_timeout_s)
     Limit.parse_all(constraints)
@@ -298,7 +301,7 @@ def tune(
         search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
         return search, recovered
 
-    return _carried_out(directory, opened, timeout_s=timeout_s, quiet=quiet)
+    return _carried_out(directory, opened, max_slots_per_trial=max_slots_per_trial, timeout_s=timeout_s, quiet=quiet)
 
 
 def resume(
@@ -306,6 +309,7 @@ def resume(
     *,
     num_trials: int | None = None,
     workers: int | None = None,
+    max_workers_per_trial: int | None = None,
     timeout_s: float | None = None,
     report_timeout_s: float | None = None,
     quiet: bool = False,
@@ -316,6 +320,7 @@ def resume(
         name: Its name, or a unique prefix.
         num_trials: New number of trials in all; None: as before.
         workers: Number of trials that run at the same time; None: as before.
+        max_workers_per_trial: Workers that one trial may have once no other needs them; None: as before.
 
     Raises:
         ConfigError: There is no such study, it cannot be continued like this, or a setting is invalid.
@@ -332,8 +337,13 @@ def resume(
     if directory.spec.num_nodes == 1:
         StudyJournal(directory.path / JOURNAL).close()  # raises if the study is running
     _check_resumable(study, num_trials)
+    per_trial = directory.spec.workers.at_least
+    max_slots_per_trial = (
+        study.state.max_slots_per_trial
+        if max_workers_per_trial is None
+        else slots_per_trial(max_workers_per_trial, per_trial)
+    )
     if workers is not None:
-        per_trial = directory.spec.workers.at_least
         size = Size(per_trial, workers * per_trial)
         directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
     known = study.state.spec
@@ -345,7 +355,7 @@ def resume(
         search.watch = watch
         return search, recovered
 
-    return _carried_out(directory, opened, timeout_s=timeout_s, quiet=quiet)
+    return _carried_out(directory, opened, max_slots_per_trial=max_slots_per_trial, timeout_s=timeout_s, quiet=quiet)
 
 
 def _check_resumable(study: Study, num_trials: int | None) -> None:
@@ -375,7 +385,9 @@ def _watch(report_timeout_s: float | None) -> Watch | None:
     return Watch(report_timeout_s) if report_timeout_s is not None else None
 
 
-def _carried_out(directory: RunDirectory, opened: Opening, *, timeout_s: float | None, quiet: bool) -> Study:
+def _carried_out(
+    directory: RunDirectory, opened: Opening, *, max_slots_per_trial: int, timeout_s: float | None, quiet: bool
+) -> Study:
     """Run a study to its end, in another thread if this one already has an event loop."""
     from strata.tune.engine import Engine  # noqa: PLC0415 - heavy
     from strata.tune.view import shown  # noqa: PLC0415
@@ -395,6 +407,7 @@ def _carried_out(directory: RunDirectory, opened: Opening, *, timeout_s: float |
                 followed,
                 num_slots=num_processes // workers_per_trial,
                 workers_per_trial=workers_per_trial,
+                max_slots_per_trial=max_slots_per_trial,
                 timeout_s=timeout_s,
             ).run()
 

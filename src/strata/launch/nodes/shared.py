@@ -11,7 +11,7 @@ from strata.launch.nodes.base import Nodes, lay_out
 from strata.launch.protocol import LOST, WorkerExit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from strata.launch.environment import WorkerSpec
     from strata.launch.nodes.base import Node
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Placement:
     """Where the workers of a job will run."""
 
-    ranks: range
+    ranks: Sequence[int]
     """Ranks of its workers at the nodes, which no other running job has."""
     identities: tuple[Identity, ...]
     """Of its workers within the job."""
@@ -34,7 +34,7 @@ class Placement:
 class SharedNodes(Nodes):
     """`Nodes` for several jobs at a time. Ranks are numbers of running workers; an attempt is one start of a job."""
 
-    async def place(self, ranks: range) -> Placement | None:
+    async def place(self, ranks: Sequence[int]) -> Placement | None:
         """Take free slots for a job: all on one node if possible. Return None if there are too few; its workers have
         then been reported as lost.
         """
@@ -83,7 +83,7 @@ class SharedNodes(Nodes):
                         run=spec.identity.run,
                         attempt=spec.identity.attempt,
                         rank=rank,
-                        world_size=placement.ranks.stop,
+                        world_size=max(placement.ranks) + 1,
                         local_world_size=placement.num_slots,
                     ),
                 )
