@@ -256,12 +256,16 @@ class Driver:
         start = group.start
         identity = replace(group.identities[rank], run=self.job_of(start.trial), attempt=start.lease - 1)
         checkpoints = self._checkpoints(start.trial)
+        ranks = list(group.processes)
+        seats, num_seats = self._nodes.seats(ranks[rank], ranks)
         return m.Order(
             trial=start.trial,
             lease=start.lease,
             config=start.config,
             metrics=self._search.state.objectives.names,
             worker=WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints=str(checkpoints)),
+            seats=seats,
+            num_seats=num_seats,
         )
 
     def _checkpoints(self, number: int) -> Path:
