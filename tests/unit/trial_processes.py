@@ -187,6 +187,7 @@ class SimulatedStudy:
         self.coordinator: FakeCoordinator | None = None
         self.old_jobs: list[str] = []
         self.nodes: SharedNodes | None = None
+        self.driver: Driver | None = None
         self.steps: Callable[[str], int] = lambda job: 0
         """Last saved step of a job, as the coordinator knows it."""
 
@@ -210,7 +211,7 @@ class SimulatedStudy:
             place.mkdir()
             self.coordinator = FakeCoordinator(self.old_jobs, self.steps)
             self.nodes = SharedNodes(*nodes)
-            driver = Driver(
+            self.driver = driver = Driver(
                 search,
                 journal,
                 self.nodes,

@@ -347,6 +347,7 @@ def _options(given: list[str]) -> dict[str, Any]:
 
 def _carry_out(run: Callable[[], Study], *, name: str, as_json: bool) -> None:
     """Run a study and print its result. Exits with a failure if no trial has finished."""
+    from strata.launch.actions import Finish  # noqa: PLC0415
     from strata.tune.snapshot import as_plain, snapshot  # noqa: PLC0415
 
     try:
@@ -368,6 +369,8 @@ def _carry_out(run: Callable[[], Study], *, name: str, as_json: bool) -> None:
     elif found.best is None and found.is_complete:
         _print_failure(study)
         raise typer.Exit(ExitCode.FAILED)
+    if not found.is_complete:
+        raise typer.Exit(Finish("stopped", found.reason).exit_code)
 
 
 def best_lines(study: StudySnapshot) -> list[str]:

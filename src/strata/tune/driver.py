@@ -78,6 +78,7 @@ class Driver:
         workers_per_trial: int = 1,
         max_slots_per_trial: int = 1,
         timeout_s: float | None = None,
+        grace_s: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
         """
@@ -85,6 +86,7 @@ class Driver:
             num_slots: Largest number of trials at a time.
             workers_per_trial: Workers of a slot.
             max_slots_per_trial: Slots that one trial may take if no other needs them.
+            grace_s: Time for running trials to save after `stop`; then they are killed.
         """
         self._search = search
         self._journal = journal
@@ -96,9 +98,12 @@ class Driver:
         self._workers_per_trial = workers_per_trial
         self._max_slots_per_trial = max_slots_per_trial
         self._timeout_s = timeout_s
+        self._grace_s = grace_s
+        self._is_stopping = False
+        """`stop` was called."""
         self._clock = clock or SystemClock()
-        self._events: asyncio.Queue[e.Event | BaseException] = asyncio.Queue()
-        """What has happened; an exception is the failure of a task."""
+        self._events: asyncio.Queue[e.Event | Finish | BaseException] = asyncio.Queue()
+        """What has happened; an exception is the failure of a task, and `Finish` an end at once."""
         self._asks: asyncio.Queue[int] = asyncio.Queue()
         self._groups: dict[int, ProcessGroup] = {}
         """By slot, the first one of a trial that has several."""
@@ -147,10 +152,30 @@ class Driver:
                     event = await self._events.get()
                     if isinstance(event, BaseException):
                         raise event
+                    if isinstance(event, Finish):
+                        return event
                     self._handle(event)
                 return self._finish
             finally:
                 await self._close()
+
+    def stop(self, reason: str, *, is_now: bool = False) -> None:
+        """Let running trials save, and end the study, which can be continued. A second call, `is_now`, or the end of
+        the grace period ends the study at once: its trials repeat the steps since their last checkpoints.
+        """
+        at_once = Finish(reason, is_complete=False)
+        if not self._is_stopping:
+            self._events.put_nowait(e.StopRequested(reason=reason))
+        if is_now or self._is_stopping:
+            self._events.put_nowait(at_once)
+        else:
+            self._spawn(self._finish_after(self._grace_s, at_once))
+        self._is_stopping = True
+
+    async def _finish_after(self, delay_s: float, finish: Finish) -> None:
+        await asyncio.sleep(delay_s)
+        log.warning("trials that have not saved within %g s are killed", delay_s)
+        self._events.put_nowait(finish)
 
     async def _close(self) -> None:
         for task in self._tasks:

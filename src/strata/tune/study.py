@@ -6,10 +6,7 @@ existing study continues it.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -389,6 +386,7 @@ def _carried_out(
     directory: RunDirectory, opened: Opening, *, max_slots_per_trial: int, timeout_s: float | None, quiet: bool
 ) -> Study:
     """Run a study to its end, in another thread if this one already has an event loop."""
+    from strata.train.function_run import carry_out  # noqa: PLC0415 - heavy
     from strata.tune.engine import Engine  # noqa: PLC0415 - heavy
     from strata.tune.view import shown  # noqa: PLC0415
 
@@ -411,11 +409,7 @@ def _carried_out(
                 timeout_s=timeout_s,
             ).run()
 
-    if _is_in_loop():  # as in a notebook
-        with ThreadPoolExecutor(1, thread_name_prefix="strata-tune") as pool:
-            finish = pool.submit(work).result()
-    else:
-        finish = work()
+    finish = carry_out(directory, work)
     study = Study.load(directory.path)
     if not finish.is_complete and finish.reason.startswith("the first "):
         raise RunFailed(f"study {study.name}: {finish.reason}\nlogs: {directory.path / 'logs'}")
@@ -524,10 +518,3 @@ def _opened(
         more = search.handle(e.Extended(num_trials=spec.num_trials), now_s=SystemClock().wall_s())
         recovered = Handled(more.facts, recovered.actions + more.actions)
     return search, recovered
-
-
-def _is_in_loop() -> bool:
-    with contextlib.suppress(RuntimeError):
-        asyncio.get_running_loop()
-        return True
-    return False
