@@ -42,9 +42,9 @@ class Sweep:
         self.path = place / "runs" / "sweep"
         self.programs: list[subprocess.Popen[str]] = []
 
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, script: str = "sweep.py", **variables: str) -> subprocess.Popen[str]:
         program = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "sweep.py"), "--place", str(self.place), *arguments],
+            [sys.executable, str(SCRIPTS / script), "--place", str(self.place), *arguments],
             cwd=self.place,
             env={**os.environ, "STRATA_RUNS_DIR": str(self.place / "runs"), **variables},
             stdout=subprocess.PIPE,
@@ -166,6 +166,55 @@ def test_a_killed_rank_restarts_all_ranks_of_its_trial_from_the_checkpoint(sweep
     resumed = {each["step"] for each in of_first[2:]}
     assert len(resumed) == 1
     assert resumed.pop() >= 2
+
+
+def test_a_freed_worker_joins_the_best_trial_which_trains_on_every_row_once_through_kills(sweep: Sweep) -> None:
+    driver = sweep.start(script="growing.py")
+    best = _trial_with(sweep, 0.1)
+    _wait_for_starts(sweep, 3)
+    sweep.wait_for_step(best, sweep.starts()[-1]["step"] + 2)
+    sweep.kill(best, rank=1)
+    sweep.wait_for_facts(e.Lost, 1)
+    _wait_for_starts(sweep, 5)
+    sweep.wait_for_step(best, sweep.starts()[-1]["step"] + 2)
+    driver.kill()
+    driver.wait()
+    again = sweep.start(script="growing.py")
+    _wait_for_starts(sweep, 7)
+    sweep.hurry()
+    sweep.finish(again)
+
+    study = Study.load(sweep.path)
+    assert [each.state for each in study.trials] == ["finished", "finished"]
+    leases = [fact for fact in sweep.facts() if isinstance(fact, e.Leased) and fact.trial == best]
+    assert [1 + len(each.extra_slots) for each in leases] == [1, 2, 2, 2]
+    stops = [fact for fact in sweep.facts() if isinstance(fact, e.StopSent)]
+    assert [(each.trial, each.why) for each in stops] == [(best, "grow")]
+    assert set(json.loads((sweep.place / "counts.json").read_text())) == {1}, "every row counts once"
+    started = sweep.starts()
+    assert [each["world_size"] for each in started] == [1, 2, 2, 2, 2, 2, 2]
+    assert started[0]["step"] == 0
+    assert started[1]["step"] == leases[1].step >= _last_step(sweep, best, lease=1), "it saved before it stopped"
+
+
+def _trial_with(sweep: Sweep, x: float) -> int:
+    found: list[int] = []
+
+    def is_known() -> bool:
+        found[:] = [fact.trial for fact in sweep.facts() if isinstance(fact, e.Asked) and fact.config["x"] == x]
+        return bool(found)
+
+    sweep._until(is_known, f"a trial with x={x}")
+    return found[0]
+
+
+def _wait_for_starts(sweep: Sweep, number: int) -> None:
+    sweep._until(lambda: len(sweep.starts()) >= number, f"{number} processes have restored")
+
+
+def _last_step(sweep: Sweep, trial: int, lease: int) -> int:
+    reports = (fact for fact in sweep.facts() if isinstance(fact, e.Reported))
+    return max(fact.step for fact in reports if (fact.trial, fact.lease) == (trial, lease))
 
 
 def test_a_machine_and_the_driver_die_and_the_others_continue(sweep: Sweep, nursery: Nursery, tmp_path: Path) -> None:

@@ -149,6 +149,43 @@ def test_a_promoted_trial_continues_from_its_checkpoint(tmp_path: Path) -> None:
     assert len(resumed) == study.best.lease
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"workers": 2}, {("GPU-a", "GPU-b"), ("MIG-c", "MIG-d")}),
+        ({"workers": 2, "workers_per_trial": 2}, {("GPU-a", "GPU-b"), ("MIG-c", "MIG-d")}),
+        ({"workers": 4}, {("GPU-a",), ("GPU-b",), ("MIG-c",), ("MIG-d",)}),
+    ],
+    ids=["two", "two of two ranks", "four"],
+)
+def test_trials_that_run_together_see_different_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, int], shown: set[tuple[str, ...]]
+) -> None:
+    """There is no GPU here, only the variable that CUDA reads."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,MIG-c,MIG-d")
+    num_trials, num_ranks = arguments["workers"], arguments["workers"] * arguments.get("workers_per_trial", 1)
+
+    def train(config: dict[str, Any], trial: Any) -> float:
+        import os
+        import time
+
+        (tmp_path / f"{trial.number}-{trial.rank}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        deadline_s = time.monotonic() + 50
+        while len(list(tmp_path.glob("*-*"))) < num_ranks:  # all of them run at the same time
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        return 0.0
+
+    study = TrainingOrchestrator().tune(train, space=space(), num_trials=num_trials, **arguments)  # type: ignore[arg-type]
+
+    assert [each.state for each in study.trials] == ["finished"] * num_trials
+    seen = {each.name: tuple(each.read_text().split(",")) for each in tmp_path.glob("*-*")}
+    assert len(seen) == num_ranks
+    assert set(seen.values()) == shown
+    by_trial = {(name.partition("-")[0], devices) for name, devices in seen.items()}
+    assert len(by_trial) == num_trials, "all ranks of a trial see the same devices"
+
+
 def test_a_function_that_reports_through_a_context_and_never_saves_stops_at_its_next_report(tmp_path: Path) -> None:
     def train(config: dict[str, Any]) -> None:
         import strata

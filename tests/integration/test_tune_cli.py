@@ -227,9 +227,53 @@ def test_a_killed_script_resumes_from_its_checkpoint_in_a_warm_process(place: Pa
     assert study.best_checkpoint in strata("studies", "show", "sweep").stdout
 
 
-def test_ctrl_c_ends_with_one_line_that_names_how_to_continue(place: Path) -> None:
-    script(place, TRAIN.replace("ctx.close()", "import time; time.sleep(60)"))
-    process = started(place, "Reported", 1, "train.py", "--space", "space.yaml", "--name", "sweep", "--trials", "4")
+SAVING = """
+import argparse, time
+from pathlib import Path
+import numpy as np
+import strata
+
+class Counted:
+    def __init__(self):
+        self.steps = np.zeros(1, dtype=np.int64)
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps[:] = np.asarray(state["steps"])
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--learning_rate", type=float)
+parser.add_argument("--layers", type=int)
+arguments = parser.parse_args()
+ctx = strata.init(every=1_000_000, saver="thread")
+model = Counted()
+progress = ctx.restore({"model": model})
+for step in range(progress.step + 1, 101):
+    model.steps += 1
+    with Path(f"steps-{arguments.learning_rate}").open("a") as file:
+        file.write(f"{step}\\n")
+    ctx.report(step=step, loss=arguments.learning_rate / step)
+    ctx.maybe_checkpoint({"model": model})
+    if not Path("hurry").exists():
+        time.sleep(0.05)
+assert model.steps[0] == 100
+ctx.close()
+"""
+"""Saves only if it is asked to, and writes down every step."""
+HANGING = TRAIN.replace("ctx.close()", "import time; time.sleep(600)")
+SWEEP = ("train.py", "--space", "space.yaml", "--name", "sweep")
+
+
+def facts_of(place: Path, kind: str) -> int:
+    return (place / "runs" / "sweep" / "study.jsonl").read_text().count(f'"kind":"{kind}"')
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_lets_trials_save_and_a_resumed_study_repeats_no_step(place: Path) -> None:
+    script(place, SAVING)
+    process = started(place, "Reported", 8, *SWEEP, "--trials", "2")
 
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=50)
@@ -237,6 +281,44 @@ def test_ctrl_c_ends_with_one_line_that_names_how_to_continue(place: Path) -> No
     assert process.returncode == ExitCode.INTERRUPTED
     assert out == ""
     assert errors.splitlines()[-1] == "study sweep was interrupted; continue with: strata tune --resume sweep"
+    assert "Ctrl-C; running trials save first" in errors
+    assert "Traceback" not in errors
+    assert json.loads(strata("studies", "--json").stdout)["state"] == "stopped"
+    assert (facts_of(place, "Stopped"), facts_of(place, "Ended")) == (2, 1)
+    (place / "hurry").touch()
+    strata("tune", "--resume", "sweep")
+    study = Study.load(place / "runs" / "sweep")
+    assert [(each.state, each.lease) for each in study.trials] == [("finished", 2)] * 2
+    for trial in study.trials:
+        steps = (place / f"steps-{trial.config['learning_rate']}").read_text().split()
+        assert steps == [str(step) for step in range(1, 101)]
+
+
+@pytest.mark.parametrize("how", ["strata stop", "SIGTERM"])
+def test_strata_stop_and_sigterm_let_trials_save(place: Path, how: str) -> None:
+    script(place, SAVING)
+    process = started(place, "Reported", 4, *SWEEP, "--trials", "1")
+    if how == "SIGTERM":
+        process.send_signal(signal.SIGTERM)
+    else:
+        assert "stopping sweep once its running trials have saved" in strata("stop", "sweep").stdout
+    _, errors = process.communicate(timeout=50)
+
+    assert process.returncode == (128 + signal.SIGTERM if how == "SIGTERM" else 0)
+    assert f"sweep stopped: {how}" in errors
+    assert (facts_of(place, "Saved"), facts_of(place, "Stopped")) == (1, 1)
+
+
+def test_a_second_ctrl_c_ends_a_study_whose_trials_do_not_save(place: Path) -> None:
+    script(place, HANGING)
+    process = started(place, "Reported", 3, *SWEEP, "--trials", "1")
+    process.send_signal(signal.SIGINT)
+    while process.poll() is None and not facts_of(place, "StopSent"):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=25)  # the trial has 30 s to save
+
+    assert process.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in errors
     assert json.loads(strata("studies", "--json").stdout)["state"] == "stopped"
 
@@ -265,14 +347,16 @@ def test_a_study_whose_driver_was_killed_is_resumed_and_extended_from_anywhere(p
 
 
 def test_a_study_is_stopped_by_its_name_and_not_continued_as_a_run(place: Path) -> None:
-    script(place, TRAIN.replace("ctx.close()", "import time; time.sleep(60)"))
-    process = started(place, "Reported", 1, "train.py", "--space", "space.yaml", "--name", "sweep")
+    script(place, HANGING)
+    process = started(place, "Reported", 1, *SWEEP)
 
-    stopped = strata("stop", "sweep")
+    refused = strata("scale", "sweep", "4", code=ExitCode.USAGE)
+    stopped = strata("stop", "sweep", "--now")
     process.communicate(timeout=50)
 
-    assert process.returncode == ExitCode.INTERRUPTED
-    assert "`strata tune --resume sweep` continues its trials" in stopped.stdout
+    assert process.returncode == 0
+    assert "strata tune --resume sweep --workers N" in refused.stderr
+    assert "`strata tune --resume sweep` continues it" in stopped.stdout
     assert "continue it with `strata tune --resume sweep`" in strata("resume", "sweep", code=ExitCode.USAGE).stderr
     assert "`strata tune --resume sweep` continues it" in strata("stop", "sweep", code=ExitCode.USAGE).stderr
 

@@ -12,8 +12,11 @@ import pytest
 from trial_processes import Simulated, SimulatedNode, SimulatedStudy
 
 from strata import SearchSpace
+from strata.launch.environment import STOPPED
+from strata.tune import driver as drivers
 from strata.tune.search import Search
 from strata.tune.state import events as e
+from strata.tune.state.actions import Finish
 
 NUM_STEPS = 6
 
@@ -248,3 +251,96 @@ def test_the_ranks_of_a_trial_start_and_end_together(tmp_path: Path) -> None:
     assert sorted(each for each in seen if each[0] == 0) == [(0, lease, rank, 2) for lease in (1, 2) for rank in (0, 1)]
     assert study.state().trials[0].lease == 2
     assert math.isfinite(study.state().trials[0].values[0] or math.inf)
+
+
+def test_a_trial_saves_and_continues_on_the_workers_that_no_other_one_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "CHECKPOINTS_S", 0.01)
+    seen: list[tuple[int, int, int]] = []
+    is_stopped = threading.Event()
+
+    def growing(process: Simulated) -> float:
+        identity = process.order.worker.identity
+        step = process.first_step
+        if process.order.trial == 0:
+            seen.append((process.order.lease, identity.rank, identity.world_size))
+            if identity.world_size == 2 and identity.rank == 1:
+                assert is_stopped.wait(30)
+                raise SystemExit(STOPPED)
+            try:
+                while identity.world_size == 2:  # until the driver asks it to stop
+                    process.report(step, 0.5)
+                    process.save(step)
+                    step += 1
+            finally:
+                is_stopped.set()
+        process.report(step, 0.5)
+        return 0.5
+
+    study = SimulatedStudy(tmp_path, a_spec(2), workers_per_trial=2)
+    node = SimulatedNode("a", growing, slots=4)
+    study.steps = lambda job: node.checkpoints.get(str(tmp_path / "trials/00000/checkpoints"), 0) * (job == "sweep.0")
+    finish = asyncio.run(study.run(node, max_slots_per_trial=2))
+
+    assert finish.is_complete
+    assert sorted(seen) == [(1, 0, 2), (1, 1, 2), *((2, rank, 4) for rank in range(4))]
+    leases = [fact for fact in study.facts() if isinstance(fact, e.Leased) and fact.trial == 0]
+    assert [each.extra_slots for each in leases] == [(), (1,)]
+    assert leases[1].checkpoint == f"sweep.0/{leases[1].step}"
+    assert decided_again(study.spec, study.facts()) == study.facts()
+
+
+# -- stops -------------------------------------------------------------------------------------------------------------
+
+
+async def stopped_study(study: SimulatedStudy, node: SimulatedNode, *reasons: str, grace_s: float = 30.0) -> Finish:
+    """Run a driver, and ask it to stop for each reason, the first time once a trial has reported."""
+    running = asyncio.create_task(study.run(node, grace_s=grace_s))
+    journal = study.directory / "study.jsonl"
+    for kind, reason in zip(("Reported", "StopRequested"), reasons, strict=False):
+        while not running.done():
+            if journal.exists() and f'"kind":"{kind}"' in journal.read_text():
+                break
+            await asyncio.sleep(0)
+        assert study.driver is not None
+        study.driver.stop(reason)
+    return await running
+
+
+def reporting(process: Simulated) -> None:
+    """Train until it is asked to stop; rank 0 then saves."""
+    for step in range(process.first_step, 1_000_000):
+        process.report(step, 0.5)
+        process.save(step)
+
+
+def hanging(process: Simulated) -> None:
+    process.report(process.first_step, 0.5)
+    process.is_killed.wait(30)
+
+
+def test_a_stopped_driver_lets_trials_save_and_the_study_can_be_continued(tmp_path: Path) -> None:
+    study = SimulatedStudy(tmp_path, a_spec(2))
+    node = SimulatedNode("a", reporting)
+    finish = asyncio.run(stopped_study(study, node, "Ctrl-C"))
+
+    assert finish == Finish("Ctrl-C", is_complete=False)
+    assert {each.state for each in study.state().trials.values()} == {"queued"}
+    assert not [fact for fact in study.facts() if isinstance(fact, e.Lost)]
+    assert isinstance(study.facts()[-1], e.Ended)
+
+
+@pytest.mark.parametrize(("reasons", "grace_s"), [(("Ctrl-C", "Ctrl-C"), 30.0), (("Ctrl-C",), 0.05)])
+def test_a_second_request_or_the_end_of_the_grace_period_ends_a_study_whose_trials_hang(
+    tmp_path: Path, reasons: tuple[str, ...], grace_s: float
+) -> None:
+    study = SimulatedStudy(tmp_path, a_spec(2))
+    finish = asyncio.run(stopped_study(study, SimulatedNode("a", hanging), *reasons, grace_s=grace_s))
+    assert finish == Finish("Ctrl-C", is_complete=False)
+    assert study.state().stop_reason == "Ctrl-C"
+
+    again = asyncio.run(study.run(SimulatedNode("b", train)))
+
+    assert again.is_complete
+    assert [each.state for each in study.state().trials.values()] == ["finished", "finished"]

@@ -33,6 +33,7 @@ class World:
 
     spec: e.StudySpec
     num_slots: int = 1
+    max_slots: int = 1
     journal: list[e.Event] = field(default_factory=list)
     inputs: list[e.Event] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -43,7 +44,10 @@ class World:
     def __post_init__(self) -> None:
         self.search = Search(self.spec)
         self.journal.append(e.Opened(spec=self.spec))
-        self.do(e.Resized(num_slots=self.num_slots))
+        self.do(self.resized(self.num_slots))
+
+    def resized(self, num_slots: int) -> e.Resized:
+        return e.Resized(num_slots=num_slots, max_slots_per_trial=self.max_slots)
 
     @property
     def state(self) -> StudyState:
@@ -576,16 +580,18 @@ def check(world: World) -> None:
     state = world.state
     running = [each for each in state.trials.values() if each.state == "running"]
     assert sorted(each.number for each in running) == sorted(each.number for each in state.running)
-    assert len({each.slot for each in running}) == len(running)
-    assert all(each.slot is not None for each in running)
-    assert sum(each.stopping is None for each in running) <= state.num_slots
+    taken = [slot for each in running for slot in (each.slot, *each.extra_slots)]
+    assert len(set(taken)) == len(taken)
+    assert None not in taken
+    assert all(each.num_slots <= state.max_slots_per_trial for each in running)
+    assert sum(each.num_slots for each in running if each.stopping is None) <= state.num_slots
     assert all(each.slot is None and each.stopping is None for each in state.trials.values() if each not in running)
     # Every number is a trial, or a question that is open, or one that has no answer.
     exhausted = {fact.trial for fact in world.journal if isinstance(fact, e.Exhausted)}
     assert set(range(state.num_asked)) == set(state.trials) | set(state.asking) | exhausted
     assert state.num_asked <= state.num_trials
     if state.ended is None and not state.stop_reason:
-        free = state.num_slots - len(running)
+        free = state.num_slots - len(taken)
         waiting = [each for each in state.trials.values() if each.state == "queued"]
         assert free <= 0 or not waiting, "a trial waits beside a free slot"
 
@@ -623,7 +629,7 @@ def progress(world: World, data: st.DataObject) -> None:
             what = e.Lost if kind == "lose" else e.Expired
             world.do(what(trial=trial, lease=lease, reason="silent"))
         case "resize":
-            world.do(e.Resized(num_slots=data.draw(st.integers(0, 4))))
+            world.do(world.resized(data.draw(st.integers(0, 4))))
         case "stop":
             world.do(e.StopRequested(reason="timeout"))
         case "restart":
@@ -639,7 +645,7 @@ def restart(world: World) -> None:
     handled = again.recover(now_s=1.0)
     world.asks = []
     world.record(handled.facts, handled.actions)
-    world.do(e.Resized(num_slots=world.num_slots))
+    world.do(world.resized(world.num_slots))
 
 
 def summary(state: StudyState) -> object:
@@ -668,7 +674,7 @@ def run_out(world: World) -> None:
     world.record((), ())
     if world.state.stop_reason or world.state.ended is not None:
         return
-    world.do(e.Resized(num_slots=2))
+    world.do(world.resized(2))
     for _ in range(2_000):
         if world.state.ended is not None:
             return
@@ -686,11 +692,18 @@ def run_out(world: World) -> None:
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(data=st.data(), options=st.sampled_from(SCHEDULERS), num_slots=st.integers(0, 3), ahead=st.integers(0, 2))
+@given(
+    data=st.data(),
+    options=st.sampled_from(SCHEDULERS),
+    num_slots=st.integers(0, 3),
+    max_slots=st.integers(1, 3),
+    ahead=st.integers(0, 2),
+)
 def test_any_order_of_events_keeps_the_invariants_and_replays_to_the_same_state(
-    data: st.DataObject, options: dict[str, Any], num_slots: int, ahead: int
+    data: st.DataObject, options: dict[str, Any], num_slots: int, max_slots: int, ahead: int
 ) -> None:
-    world = World(spec(num_trials=6, max_failures=2, ask_ahead=ahead, **options), num_slots=num_slots)
+    study = spec(num_trials=6, max_failures=2, ask_ahead=ahead, **options)
+    world = World(study, num_slots=num_slots, max_slots=max_slots)
     world.is_answering = data.draw(st.booleans())
     for _ in range(data.draw(st.integers(0, 40))):
         progress(world, data)

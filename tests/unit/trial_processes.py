@@ -155,14 +155,17 @@ class SimulatedNode:
 
 
 class FakeCoordinator:
-    """Knows no checkpoints, and records the jobs that are removed. `jobs`: what an earlier driver has left."""
+    """Records the jobs that are removed. `jobs`: what an earlier driver has left. `steps`: last saved step by job."""
 
-    def __init__(self, jobs: Sequence[str] = ()) -> None:
+    def __init__(self, jobs: Sequence[str] = (), steps: Callable[[str], int] = lambda job: 0) -> None:
         self.dropped: list[str] = []
         self._jobs = jobs
+        self._steps = steps
 
-    async def latest_checkpoint(self, *, job_id: str) -> None:
-        assert job_id
+    async def latest_checkpoint(self, *, job_id: str) -> Any:
+        step = self._steps(job_id)
+        saved = SimpleNamespace(path=f"{job_id}/{step}", step=step)
+        return SimpleNamespace(checkpoint=saved, metadata={}) if step else None
 
     async def drop_job(self, job_id: str, *, force: bool, reason: str) -> bool:
         assert force
@@ -184,6 +187,9 @@ class SimulatedStudy:
         self.coordinator: FakeCoordinator | None = None
         self.old_jobs: list[str] = []
         self.nodes: SharedNodes | None = None
+        self.driver: Driver | None = None
+        self.steps: Callable[[str], int] = lambda job: 0
+        """Last saved step of a job, as the coordinator knows it."""
 
     async def run(self, *nodes: SimulatedNode, num_slots: int = 2, host: str = "", **more: Any) -> Finish:
         """Run a driver to the end of the study. Cancel it to kill it: nothing remains but the journal."""
@@ -203,9 +209,9 @@ class SimulatedStudy:
 
             place = self.directory / f"place-{len(facts)}"
             place.mkdir()
-            self.coordinator = FakeCoordinator(self.old_jobs)
+            self.coordinator = FakeCoordinator(self.old_jobs, self.steps)
             self.nodes = SharedNodes(*nodes)
-            driver = Driver(
+            self.driver = driver = Driver(
                 search,
                 journal,
                 self.nodes,

@@ -223,18 +223,19 @@ def stop(
     name: RunName,
     now: Annotated[bool, typer.Option("--now", help="Stop without saving a checkpoint.")] = False,
 ) -> None:
-    """Save a checkpoint and stop a run.
+    """Save a checkpoint and stop a run, or all running trials of a study.
 
-    `strata resume` continues the run.
+    `strata resume` continues the run, `strata tune --resume` the study.
     """
     from strata.launch import control  # noqa: PLC0415
 
     directory, address = _alive(name)
-    if is_study(directory):
-        _interrupt(directory)
-        return
     control.ask(address, control.Stop(is_now=now))
-    echo(f"stopping {directory.name}" + (" now" if now else " after a checkpoint"))
+    if is_study(directory):
+        when = " now" if now else " once its running trials have saved"
+        echo(f"stopping {directory.name}{when}; `strata tune --resume {directory.name}` continues it")
+    else:
+        echo(f"stopping {directory.name}" + (" now" if now else " after a checkpoint"))
 
 
 def scale(
@@ -292,20 +293,6 @@ def is_study(directory: RunDirectory) -> bool:
     from strata.tune.journal import JOURNAL  # noqa: PLC0415
 
     return (directory.path / JOURNAL).exists()
-
-
-def _interrupt(directory: RunDirectory) -> None:
-    """Interrupt the process that runs a study, as Ctrl-C does; a study needs no other end."""
-    import os  # noqa: PLC0415
-    import signal  # noqa: PLC0415
-
-    status = directory.status
-    assert status is not None, "it is alive"
-    os.kill(status.pid, signal.SIGINT)
-    echo(
-        f"interrupting {directory.name}; `strata tune --resume {directory.name}` continues its trials from their last "
-        "checkpoints"
-    )
 
 
 def _which(logs: str, *, quiet: bool) -> Which:

@@ -167,6 +167,15 @@ def tune(
     workers_per_trial: Annotated[
         int, typer.Option(help="Processes that train one configuration together.", min=1, rich_help_panel=_PLACE)
     ] = 1,
+    max_workers_per_trial: Annotated[
+        int | None,
+        typer.Option(
+            help="Give the most promising trial up to this number of workers once others leave them free. Default: no.",
+            show_default=False,
+            min=1,
+            rich_help_panel=_PLACE,
+        ),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -218,6 +227,7 @@ def tune(
                 resume,
                 num_trials=trials,
                 workers=workers,
+                max_workers_per_trial=max_workers_per_trial,
                 timeout_s=timeout_s,
                 report_timeout_s=report_timeout_s,
                 quiet=quiet,
@@ -261,6 +271,7 @@ def tune(
             mode=directions[0] if len(directions) == 1 else directions,
             workers=2 if workers is None else workers,
             workers_per_trial=workers_per_trial,
+            max_workers_per_trial=max_workers_per_trial,
             engine=engine,
             nnodes=nnodes,
             timeout=timeout_s,
@@ -278,7 +289,9 @@ def tune(
     )
 
 
-_WITH_RESUME = frozenset({"resume", "trials", "workers", "timeout", "report_timeout", "as_json", "quiet"})
+_WITH_RESUME = frozenset(
+    {"resume", "trials", "workers", "max_workers_per_trial", "timeout", "report_timeout", "as_json", "quiet"}
+)
 
 
 def _refuse_with_resume(context: typer.Context) -> None:
@@ -334,6 +347,7 @@ def _options(given: list[str]) -> dict[str, Any]:
 
 def _carry_out(run: Callable[[], Study], *, name: str, as_json: bool) -> None:
     """Run a study and print its result. Exits with a failure if no trial has finished."""
+    from strata.launch.actions import Finish  # noqa: PLC0415
     from strata.tune.snapshot import as_plain, snapshot  # noqa: PLC0415
 
     try:
@@ -355,6 +369,8 @@ def _carry_out(run: Callable[[], Study], *, name: str, as_json: bool) -> None:
     elif found.best is None and found.is_complete:
         _print_failure(study)
         raise typer.Exit(ExitCode.FAILED)
+    if not found.is_complete:
+        raise typer.Exit(Finish("stopped", found.reason).exit_code)
 
 
 def best_lines(study: StudySnapshot) -> list[str]:

@@ -18,7 +18,7 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from strata.clock import SystemClock
 from strata.errors import ConfigError, RunFailed
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from strata.launch.record.directory import RunDirectory
     from strata.launch.record.log import Which
 
+Result = TypeVar("Result")
 CALLED = "strata.train.function"
 STOP_AGAIN_S = 1.0
 """Interval between two requests to stop a run that is just starting."""
@@ -190,6 +191,13 @@ def _carry_out(directory: RunDirectory, logs: Which) -> Finish:
         finally:
             display.close()
 
+    return carry_out(directory, work)
+
+
+def carry_out(directory: RunDirectory, work: Callable[[], Result]) -> Result:
+    """Call the function that runs an agent or a study; in another thread if this one already has an event loop, as in a
+    notebook. Ctrl-C then lets its workers save, and is raised when they have ended.
+    """
     if not _is_in_loop():
         return work()
     with _interrupted_here(), ThreadPoolExecutor(1, thread_name_prefix="strata-run") as pool:
@@ -225,7 +233,7 @@ def _interrupted_here() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _stop(directory: RunDirectory, future: Future[Finish]) -> None:
+def _stop(directory: RunDirectory, future: Future[Any]) -> None:
     """Ask the run to stop and wait for its end. The workers save first; after another Ctrl-C they are killed."""
     is_asked = is_now = False
     while not future.done():

@@ -334,6 +334,7 @@ class TrainingOrchestrator:
         mode: str | Sequence[str] = "min",
         workers: int = 2,
         workers_per_trial: int = 1,
+        max_workers_per_trial: int | None = None,
         engine: str = "local",
         nnodes: int = 1,
         timeout: float | None = None,
@@ -360,6 +361,9 @@ class TrainingOrchestrator:
             mode: "min" or "max", one per objective.
             workers: Number of trials that run at the same time.
             workers_per_trial: Number of processes that train one configuration together, each with its rank.
+            max_workers_per_trial: Once no other trial needs them, free workers are given to the most promising trial,
+                up to this number: it saves, and continues from its checkpoint on more workers. For functions that
+                train data-parallel on any number of workers. Default: none are.
             engine: Where trials run: "local" on this machine, "ray" on the cluster that RAY_ADDRESS names, or on a new
                 one.
             nnodes: Number of machines. Call `tune` on each of them, with the same name and the address of a
@@ -400,6 +404,7 @@ class TrainingOrchestrator:
             directions=directions,
             workers=workers,
             workers_per_trial=workers_per_trial,
+            max_workers_per_trial=max_workers_per_trial,
             engine=check_engine(engine),
             nnodes=nnodes,
             coordinator=self._url or "",

@@ -7,10 +7,8 @@ of an existing study continues it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +22,7 @@ from strata.tune.search import Search
 from strata.tune.space import SearchSpace
 from strata.tune.state import events as e
 from strata.tune.state.actions import Finish, Handled
+from strata.tune.state.growth import slots_per_trial
 from strata.tune.state.objectives import Limit
 from strata.tune.state.watch import Watch
 from strata.tune.study import Study
@@ -58,6 +57,7 @@ def tune(
     directions: Sequence[str],
     workers: int,
     workers_per_trial: int,
+    max_workers_per_trial: int | None,
     engine: Literal["local", "ray"],
     nnodes: int,
     coordinator: str,
@@ -89,6 +89,7 @@ def tune(
         )
     from strata.launch.record import directory as runs  # noqa: PLC0415 - heavy
 
+    max_slots_per_trial = slots_per_trial(max_workers_per_trial, workers_per_trial)
     chosen = find_mode(mode)
     watch = _watch(report_timeout_s)
     Limit.parse_all(constraints)
@@ -127,7 +128,7 @@ def tune(
         search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
         return search, recovered
 
-    return _carried_out(directory, opened, timeout_s=timeout_s, quiet=quiet)
+    return _carried_out(directory, opened, max_slots_per_trial=max_slots_per_trial, timeout_s=timeout_s, quiet=quiet)
 
 
 def resume(
@@ -135,6 +136,7 @@ def resume(
     *,
     num_trials: int | None = None,
     workers: int | None = None,
+    max_workers_per_trial: int | None = None,
     timeout_s: float | None = None,
     report_timeout_s: float | None = None,
     quiet: bool = False,
@@ -145,6 +147,7 @@ def resume(
         name: Its name, or a unique prefix.
         num_trials: New number of trials in all; None: as before.
         workers: Number of trials that run at the same time; None: as before.
+        max_workers_per_trial: Workers that one trial may have once no other needs them; None: as before.
 
     Raises:
         ConfigError: There is no such study, it cannot be continued like this, or a setting is invalid.
@@ -161,8 +164,13 @@ def resume(
     if directory.spec.num_nodes == 1:
         StudyJournal(directory.path / JOURNAL).close()  # raises if the study is running
     _check_resumable(study, num_trials)
+    per_trial = directory.spec.workers.at_least
+    max_slots_per_trial = (
+        study.state.max_slots_per_trial
+        if max_workers_per_trial is None
+        else slots_per_trial(max_workers_per_trial, per_trial)
+    )
     if workers is not None:
-        per_trial = directory.spec.workers.at_least
         size = Size(per_trial, workers * per_trial)
         directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
     known = study.state.spec
@@ -174,7 +182,7 @@ def resume(
         search.watch = watch
         return search, recovered
 
-    return _carried_out(directory, opened, timeout_s=timeout_s, quiet=quiet)
+    return _carried_out(directory, opened, max_slots_per_trial=max_slots_per_trial, timeout_s=timeout_s, quiet=quiet)
 
 
 def _loaded(directory: RunDirectory) -> Study:
@@ -218,8 +226,11 @@ def _watch(report_timeout_s: float | None) -> Watch | None:
     return Watch(report_timeout_s) if report_timeout_s is not None else None
 
 
-def _carried_out(directory: RunDirectory, opened: Opening, *, timeout_s: float | None, quiet: bool) -> Study:
+def _carried_out(
+    directory: RunDirectory, opened: Opening, *, max_slots_per_trial: int, timeout_s: float | None, quiet: bool
+) -> Study:
     """Run a study to its end, in another thread if this one already has an event loop."""
+    from strata.train.function_run import carry_out  # noqa: PLC0415 - heavy
     from strata.tune.engine import Engine  # noqa: PLC0415 - heavy
     from strata.tune.view import shown  # noqa: PLC0415
 
@@ -238,14 +249,11 @@ def _carried_out(directory: RunDirectory, opened: Opening, *, timeout_s: float |
                 followed,
                 num_slots=num_processes // workers_per_trial,
                 workers_per_trial=workers_per_trial,
+                max_slots_per_trial=max_slots_per_trial,
                 timeout_s=timeout_s,
             ).run()
 
-    if _is_in_loop():  # as in a notebook
-        with ThreadPoolExecutor(1, thread_name_prefix="strata-tune") as pool:
-            finish = pool.submit(work).result()
-    else:
-        finish = work()
+    finish = carry_out(directory, work)
     study = Study.load(directory.path)
     if not finish.is_complete and finish.reason.startswith("the first "):
         raise RunFailed(f"study {study.name}: {finish.reason}\nlogs: {directory.path / 'logs'}")
@@ -384,10 +392,3 @@ def _opened(
         more = search.handle(e.Extended(num_trials=spec.num_trials), now_s=SystemClock().wall_s())
         recovered = Handled(more.facts, before.actions + more.actions)
     return search, recovered
-
-
-def _is_in_loop() -> bool:
-    with contextlib.suppress(RuntimeError):
-        asyncio.get_running_loop()
-        return True
-    return False

@@ -20,7 +20,7 @@ from strata.checkpoint.tools.clone import clone, newest
 from strata.clock import SystemClock
 from strata.errors import NoCheckpoint, StrataError
 from strata.identity import Identity
-from strata.launch.environment import WorkerSpec
+from strata.launch.environment import NEEDED_WORLD_SIZE, WorkerSpec
 from strata.launch.nodes.base import RoomChanged
 from strata.tune import endpoint
 from strata.tune import messages as m
@@ -29,7 +29,7 @@ from strata.tune.state import events as e
 from strata.tune.state.actions import Ask, Finish, Kill, Start, Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from typing import Any
 
     from strata.checkpoint import CheckpointMetadata
@@ -54,8 +54,12 @@ ECHO_S = 2.0
 """Time for the cause to appear after a rank has failed because a peer is gone."""
 NO_ROOM_S = 0.5
 """Pause before a trial is started again that found no free slot, because a node was lost a moment ago."""
+CHECKPOINTS_S = 0.5
+"""Time between two looks for checkpoints of running trials, while one of them may be given more slots."""
 MAX_CLONES = 5
 """Attempts to clone the newest checkpoint of a trial that saves and removes checkpoints meanwhile."""
+MAX_DIGITS = 9
+"""Digits of a world size."""
 DROP_JOBS_S = 5.0
 """Time to remove the jobs of the last trials from the coordinator."""
 
@@ -72,12 +76,17 @@ class Driver:
         directory: Path,
         num_slots: int,
         workers_per_trial: int = 1,
+        max_slots_per_trial: int = 1,
         timeout_s: float | None = None,
+        grace_s: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
         """
         Args:
             num_slots: Largest number of trials at a time.
+            workers_per_trial: Workers of a slot.
+            max_slots_per_trial: Slots that one trial may take if no other needs them.
+            grace_s: Time for running trials to save after `stop`; then they are killed.
         """
         self._search = search
         self._journal = journal
@@ -87,13 +96,17 @@ class Driver:
         self._directory = directory
         self._num_slots = num_slots
         self._workers_per_trial = workers_per_trial
+        self._max_slots_per_trial = max_slots_per_trial
         self._timeout_s = timeout_s
+        self._grace_s = grace_s
+        self._is_stopping = False
+        """`stop` was called."""
         self._clock = clock or SystemClock()
-        self._events: asyncio.Queue[e.Event | BaseException] = asyncio.Queue()
-        """What has happened; an exception is the failure of a task."""
+        self._events: asyncio.Queue[e.Event | Finish | BaseException] = asyncio.Queue()
+        """What has happened; an exception is the failure of a task, and `Finish` an end at once."""
         self._asks: asyncio.Queue[int] = asyncio.Queue()
         self._groups: dict[int, ProcessGroup] = {}
-        """By slot."""
+        """By slot, the first one of a trial that has several."""
         self._by_rank: dict[int, ProcessGroup] = {}
         """By rank at the nodes."""
         self._num_launches = sum(trial.lease for trial in search.state.trials.values())
@@ -128,6 +141,8 @@ class Driver:
             if self._timeout_s is not None:
                 self._spawn(self._stop_after(self._timeout_s))
             self._spawn(self._expire_silent())
+            if self._max_slots_per_trial > 1:
+                self._spawn(self._watch_checkpoints())
             try:
                 if recovered is not None:
                     self._carry_out(recovered)
@@ -137,10 +152,30 @@ class Driver:
                     event = await self._events.get()
                     if isinstance(event, BaseException):
                         raise event
+                    if isinstance(event, Finish):
+                        return event
                     self._handle(event)
                 return self._finish
             finally:
                 await self._close()
+
+    def stop(self, reason: str, *, is_now: bool = False) -> None:
+        """Let running trials save, and end the study, which can be continued. A second call, `is_now`, or the end of
+        the grace period ends the study at once: its trials repeat the steps since their last checkpoints.
+        """
+        at_once = Finish(reason, is_complete=False)
+        if not self._is_stopping:
+            self._events.put_nowait(e.StopRequested(reason=reason))
+        if is_now or self._is_stopping:
+            self._events.put_nowait(at_once)
+        else:
+            self._spawn(self._finish_after(self._grace_s, at_once))
+        self._is_stopping = True
+
+    async def _finish_after(self, delay_s: float, finish: Finish) -> None:
+        await asyncio.sleep(delay_s)
+        log.warning("trials that have not saved within %g s are killed", delay_s)
+        self._events.put_nowait(finish)
 
     async def _close(self) -> None:
         for task in self._tasks:
@@ -192,7 +227,7 @@ class Driver:
             and self._search.state.trials[group.start.trial].lease == group.start.lease
         ]
         num_slots = min(self._nodes.room // self._workers_per_trial, self._num_slots)
-        return e.Resized(num_slots=num_slots, lost=tuple(lost))
+        return e.Resized(num_slots=num_slots, lost=tuple(lost), max_slots_per_trial=self._max_slots_per_trial)
 
     # -- processes -------------------------------------------------------------------------------------------------
 
@@ -202,14 +237,15 @@ class Driver:
             self._drop_job(self._jobs[action.trial])
             self._jobs[action.trial] = job
         self._num_launches += 1
-        first = action.slot * self._workers_per_trial
-        processes = {first + rank: Process(rank) for rank in range(self._workers_per_trial)}
+        num = self._workers_per_trial
+        ranks = [rank for slot in action.slots for rank in range(slot * num, (slot + 1) * num)]
+        processes = {rank: Process(number) for number, rank in enumerate(ranks)}
         group = ProcessGroup(action, self._num_launches, processes)
         self._groups[action.slot] = group
         self._by_rank |= dict.fromkeys(processes, group)
-        self._spawn(self._launch(group, range(first, first + len(processes))))
+        self._spawn(self._launch(group, ranks))
 
-    async def _launch(self, group: ProcessGroup, ranks: range) -> None:
+    async def _launch(self, group: ProcessGroup, ranks: Sequence[int]) -> None:
         placement = await self._nodes.place(ranks)
         if placement is None:
             return
@@ -245,12 +281,16 @@ class Driver:
         start = group.start
         identity = replace(group.identities[rank], run=self.job_of(start.trial), attempt=start.lease - 1)
         checkpoints = self._checkpoints(start.trial)
+        ranks = list(group.processes)
+        seats, num_seats = self._nodes.seats(ranks[rank], ranks)
         return m.Order(
             trial=start.trial,
             lease=start.lease,
             config=start.config,
             metrics=self._search.state.objectives.names,
             worker=WorkerSpec(identity=identity, coordinator=self._coordinator, checkpoints=str(checkpoints)),
+            seats=seats,
+            num_seats=num_seats,
         )
 
     def _checkpoints(self, number: int) -> Path:
@@ -270,7 +310,10 @@ class Driver:
         if clone is None:
             log.warning("trial %d begins anew: checkpoint %s is gone", start.trial, start.checkpoint)
         else:
-            saved = e.Saved(trial=start.trial, lease=start.lease, step=clone.step, checkpoint=clone.path)
+            needed = _needed_world_size(clone.metadata)
+            saved = e.Saved(
+                trial=start.trial, lease=start.lease, step=clone.step, checkpoint=clone.path, world_size=needed
+            )
             self._events.put_nowait(saved)
 
     def _received(self, group: ProcessGroup, process: Process, message: m.FromTrial) -> None:
@@ -357,7 +400,21 @@ class Driver:
             found = await self._client.latest_checkpoint(job_id=self.job_of(trial))
             if found is not None and found.checkpoint.path != self._search.state.trials[trial].checkpoint:
                 path, step = found.checkpoint.path, found.checkpoint.step
-                self._events.put_nowait(e.Saved(trial=trial, lease=lease, step=step, checkpoint=path))
+                needed = _needed_world_size(found.metadata)
+                self._events.put_nowait(
+                    e.Saved(trial=trial, lease=lease, step=step, checkpoint=path, world_size=needed)
+                )
+
+    async def _watch_checkpoints(self) -> None:
+        """Look for the first checkpoints of running trials while slots are spare: only a trial with a checkpoint is
+        restarted with more of them.
+        """
+        while True:
+            await asyncio.sleep(CHECKPOINTS_S)
+            state = self._search.state
+            for trial in state.running if state.has_spare_slots else ():
+                if not trial.checkpoint:
+                    await self._find_checkpoint(trial.number, trial.lease)
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -421,6 +478,12 @@ class Driver:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._events.put_nowait(error)
+
+
+def _needed_world_size(metadata: Mapping[str, Any]) -> int:
+    """Return the only world size that can resume from a checkpoint; 0: any."""
+    text = str(metadata.get(NEEDED_WORLD_SIZE, ""))
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else 0
 
 
 def _clone(checkpoint: str, directory: Path) -> CheckpointMetadata | None:

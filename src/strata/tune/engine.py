@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import logging
 import math
+import signal
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from strata.clock import SystemClock
 from strata.coordinator.client import AsyncCoordinatorClient
-from strata.errors import JournalLocked
+from strata.errors import ConfigError, JournalLocked
+from strata.launch import control
 from strata.launch.multi_node import Follower, watch
 from strata.launch.nodes import rendezvous
 from strata.launch.nodes.local import LocalNode
@@ -61,39 +63,74 @@ class Engine:
         *,
         num_slots: int,
         workers_per_trial: int = 1,
+        max_slots_per_trial: int = 1,
         timeout_s: float | None = None,
     ) -> None:
         """
         Args:
             opening: Returns the search that a journal leads to, and what it begins with.
             num_slots: Largest number of trials at a time.
+            workers_per_trial: Workers of a slot.
+            max_slots_per_trial: Slots that one trial may take if no other needs them.
         """
         self._directory = directory
         self._spec = directory.spec
         self._opening = opening
         self._num_slots = num_slots
         self._workers_per_trial = workers_per_trial
+        self._max_slots_per_trial = max_slots_per_trial
         self._timeout_s = timeout_s
+        self._driver: Driver | None = None
+        self._is_interrupted = False
 
     def run(self) -> Finish:
         """Return when the study has ended.
 
         Raises:
             ConfigError: The study cannot run here; the message names the cure.
+            KeyboardInterrupt: Ctrl-C has ended it; running trials have saved.
         """
         try:
-            with sockets.place() as place:
-                if self._spec.num_nodes > 1:
-                    return asyncio.run(self._take_part(place.path))
-                with (
-                    self._directory.lock(),
-                    cluster_of(self._directory) as cluster,
-                    coordinator_of(self._directory, cluster, place.path) as (coordinator, security),
-                ):
-                    return asyncio.run(self._run_alone(place.path, cluster, coordinator, security))
-        except KeyboardInterrupt:
+            finish = self._run()
+        except KeyboardInterrupt:  # before its driver ran, or after
+            self._is_interrupted = True
+        if self._is_interrupted:
             name = self._directory.name
-            raise interrupted(f"study {name} was interrupted; call tune with name={name!r} to continue it") from None
+            raise interrupted(f"study {name} was interrupted; call tune with name={name!r} to continue it")
+        return finish
+
+    def _run(self) -> Finish:
+        with sockets.place() as place:
+            if self._spec.num_nodes > 1:
+                return asyncio.run(self._take_part(place.path))
+            with (
+                self._directory.lock(),
+                cluster_of(self._directory) as cluster,
+                coordinator_of(self._directory, cluster, place.path) as (coordinator, security),
+            ):
+                return asyncio.run(self._run_alone(place.path, cluster, coordinator, security))
+
+    def stop(self, reason: str, *, is_now: bool = False) -> None:
+        """Let running trials save, and end the study; see `Driver.stop`.
+
+        Raises:
+            ConfigError: It has not started yet.
+        """
+        if self._driver is None:
+            raise ConfigError("the study is starting; ask again in a moment")
+        self._is_interrupted = reason == control.SIGNALS[signal.SIGINT]
+        self._driver.stop(reason, is_now=is_now)
+
+    def scale(self, workers: int | None, servers: int | None = None) -> None:  # noqa: ARG002 - as an agent has it
+        """
+        Raises:
+            ConfigError: A study cannot change its size while it runs.
+        """
+        raise ConfigError(
+            f"a study cannot change its size; stop it, and continue it with: strata tune --resume "
+            f"{self._directory.name} --workers N",
+            field="workers",
+        )
 
     async def _run_alone(
         self, place: Path, cluster: RayCluster | None, coordinator: str, security: ClientSecurity | None
@@ -171,9 +208,13 @@ class Engine:
     ) -> Finish:
         """Drive the study, and keep the status of its directory, which `strata ps` shows."""
         try:
-            with await self._journal() as journal:
+            async with contextlib.AsyncExitStack() as stack:
+                journal = stack.enter_context(await self._journal())
+                socket = place / "control"
+                await stack.enter_async_context(control.serve(self, socket))
                 status = RunStatus.of_this_process(now_s=SystemClock().wall_s())
-                self._directory.write_status(msgspec.structs.replace(status, state="running"))
+                status = msgspec.structs.replace(status, state="running", control=str(socket))
+                self._directory.write_status(status)
                 outcome = "stopped"
                 try:
                     finish = await self._driven(journal, nodes, client, place, coordinator=coordinator, host=host)
@@ -212,10 +253,14 @@ class Engine:
             directory=self._directory.path,
             num_slots=self._num_slots,
             workers_per_trial=self._workers_per_trial,
+            max_slots_per_trial=self._max_slots_per_trial,
             timeout_s=self._timeout_s,
+            grace_s=self._spec.grace_s,
         )
         call = self._directory.path / "call"
-        return await driver.run(place, recovered, publish=lambda found: write_endpoint(call, found), host=host)
+        self._driver = driver
+        with control.handle_signals(self):
+            return await driver.run(place, recovered, publish=lambda found: write_endpoint(call, found), host=host)
 
     async def _journal(self) -> StudyJournal:
         """Open the journal; wait for a lost driver's lock, if there were several."""

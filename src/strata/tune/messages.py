@@ -78,6 +78,10 @@ class Order(Message, frozen=True, kw_only=True):
     metrics: tuple[str, ...]
     worker: WorkerSpec
     """Rank of a run of its own that this process takes on. The coordinator's address is the process's own."""
+    seats: tuple[int, ...] = ()
+    """Slots of the process's node that the trial has, which determine the GPUs that it sees."""
+    num_seats: int = 0
+    """All slots of the node."""
 
 
 class Answer(Message, frozen=True, kw_only=True):

@@ -36,6 +36,8 @@ class TrialSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     num_starts: int
     slot: int | None
+    num_slots: int
+    """Slots that it takes: several if no other trial needs them, 0 if it does not run."""
     checkpoint: str
     checkpoint_step: int
     started_at_s: float | None
@@ -156,6 +158,7 @@ def trial_snapshot(state: StudyState, trial: Trial, *, now_s: float | None = Non
         step=trial.step,
         num_starts=trial.lease,
         slot=trial.slot,
+        num_slots=trial.num_slots,
         checkpoint=trial.checkpoint,
         checkpoint_step=trial.checkpoint_step,
         started_at_s=trial.started_s,

@@ -53,7 +53,7 @@ def _in_words(fact: Event, state: StudyState) -> tuple[str, str] | None:
         case e.Extended(num_trials=num_trials):
             return "continued", f"with {num_trials} trials in all"
         case e.StopRequested(reason=reason):
-            return "stopping", reason
+            return "stopping", f"{reason}; running trials save first"
         case e.Ended(reason=reason):
             return "ended", reason
     return None

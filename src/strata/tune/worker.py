@@ -25,6 +25,7 @@ from strata.lifecycle import leave
 from strata.train import context as contexts
 from strata.train.function import FUNCTION, read_call, trusted, written
 from strata.tune import messages as m
+from strata.tune.devices import count_gpus, device_variables
 from strata.tune.link import DriverLost, Link
 from strata.tune.processes import UNREACHABLE
 
@@ -104,6 +105,10 @@ def main() -> None:
         if order is None:
             raise SystemExit(STOPPED)
         os.environ.update(worker_environment(replace(order.worker, coordinator=spec.coordinator)))
+        if order.seats:
+            # This process was forked from one that may have imported torch. The variable is still in time: CUDA reads
+            # it when it is initialized, and no process that has initialized CUDA is forked.
+            os.environ.update(device_variables(os.environ, order.seats, order.num_seats, count_gpus))
         trial = RunningTrial(order, link)
         contexts.listen(trial.reported)
         try:

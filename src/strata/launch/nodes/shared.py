@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from strata.launch.nodes.base import Nodes, lay_out
 from strata.launch.protocol import LOST, WorkerExit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from strata.launch.environment import WorkerSpec
     from strata.launch.nodes.base import Node
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class Placement:
     """Where the workers of a job will run."""
 
-    ranks: range
+    ranks: Sequence[int]
     """Ranks of its workers at the nodes, which no other running job has."""
     identities: tuple[Identity, ...]
     """Of its workers within the job."""
@@ -34,7 +35,12 @@ class Placement:
 class SharedNodes(Nodes):
     """`Nodes` for several jobs at a time. Ranks are numbers of running workers; an attempt is one start of a job."""
 
-    async def place(self, ranks: range) -> Placement | None:
+    def __init__(self, *nodes: Node, num_awaited: int = 0) -> None:
+        super().__init__(*nodes, num_awaited=num_awaited)
+        self._seats: dict[int, int] = {}
+        """Slot of each rank that has not ended, among those of its node."""
+
+    async def place(self, ranks: Sequence[int]) -> Placement | None:
         """Take free slots for a job: all on one node if possible. Return None if there are too few; its workers have
         then been reported as lost.
         """
@@ -50,7 +56,8 @@ class SharedNodes(Nodes):
                 self._events.put_nowait(WorkerExit(rank, LOST, "no node has a free slot for it", is_node_lost=True))
             return None
         nodes = tuple(chosen[seat.node][0] for seat in seats)
-        self._at |= dict(zip(ranks, nodes, strict=True))
+        for rank, node in zip(ranks, nodes, strict=True):
+            self._take_seat(rank, node)
         common = Identity(
             world_size=len(ranks),
             num_nodes=max(seat.host_rank for seat in seats) + 1,
@@ -70,6 +77,21 @@ class SharedNodes(Nodes):
         num_slots = sum(node.slots for node in self._open() if node.host == nodes[0].host)
         return Placement(ranks, identities, nodes, max(num_slots, len(ranks)))
 
+    def _take_seat(self, rank: int, node: Node) -> None:
+        taken = {self._seats[each] for each, at in self._at.items() if at is node}
+        self._seats[rank] = next(each for each in itertools.count() if each not in taken)
+        self._at[rank] = node
+
+    def seats(self, rank: int, ranks: Iterable[int]) -> tuple[tuple[int, ...], int]:
+        """Return which slots of the node of this worker its job has, and how many the node has in all.
+
+        `ranks`: those of all workers of the job.
+        """
+        node = self._at.get(rank)
+        if node is None:
+            return (), 0
+        return tuple(self._seats[each] for each in ranks if self._at.get(each) is node), node.slots
+
     async def start(self, placement: Placement, spec: WorkerSpec) -> None:
         """Start the workers of a job, except those that were killed or lost meanwhile. `spec.identity` names the run
         and the attempt.
@@ -83,7 +105,7 @@ class SharedNodes(Nodes):
                         run=spec.identity.run,
                         attempt=spec.identity.attempt,
                         rank=rank,
-                        world_size=placement.ranks.stop,
+                        world_size=max(placement.ranks) + 1,
                         local_world_size=placement.num_slots,
                     ),
                 )
@@ -100,4 +122,5 @@ class SharedNodes(Nodes):
 
     def _ended(self, event: WorkerExit) -> None:
         self._killed = {each for each in self._killed if each[1] != event.rank}
+        self._seats.pop(event.rank, None)
         super()._ended(event)

@@ -19,7 +19,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a trial in a slot: from a checkpoint, or from the start."""
+    """Run a trial in a slot, or in several: from a checkpoint, or from the start."""
 
     trial: int
     lease: int
@@ -27,6 +27,11 @@ class Start:
     config: Config
     checkpoint: str
     step: int
+    extra_slots: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return (self.slot, *self.extra_slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ MAX_CONFIG_BYTES = 64 << 10
 MAX_REASON = 2_000
 """Characters of a reason, such as the last words of a failed trial."""
 
-StopWhy = Literal["prune", "pause", "preempt", "end", "expire"]
+StopWhy = Literal["prune", "pause", "preempt", "end", "expire", "grow"]
 """Why a running trial is stopped: it ends; a better one runs first; its slot is gone; the study stops; it was silent
-for too long, and is killed.
+for too long, and is killed; it continues with more slots.
 """
 Values = tuple[float | None, ...]
 
@@ -134,6 +134,8 @@ class Saved(Fact, frozen=True, kw_only=True):
     lease: int
     step: int
     checkpoint: str
+    world_size: int = 0
+    """The only world size that can resume from it, because a loader's state is per rank; 0: any."""
 
 
 class Finished(Fact, frozen=True, kw_only=True):
@@ -185,6 +187,8 @@ class Resized(Fact, frozen=True, kw_only=True):
     """Trials that can run at the same time."""
     lost: tuple[int, ...] = ()
     """Trials that went with the slots: their ends follow, so the others need not make room."""
+    max_slots_per_trial: int = 1
+    """Slots that one trial may take if no other needs them."""
 
 
 class Extended(Fact, frozen=True, kw_only=True):
@@ -223,6 +227,8 @@ class Leased(Fact, frozen=True, kw_only=True):
     """Trial that the checkpoint is from, if not this one."""
     config: dict[str, bool | int | float | str | None] | None = None
     """Configuration from now on; None: as before."""
+    extra_slots: tuple[int, ...] = ()
+    """Further slots that it takes, because no other trial needs them: each adds the workers of a trial."""
 
 
 class StopSent(Fact, frozen=True, kw_only=True):

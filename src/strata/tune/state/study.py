@@ -2,7 +2,8 @@
 
 `handle` takes an event from outside, decides what follows, and returns facts for the journal and actions for the
 driver. Only `apply` changes the state, by one fact at a time: folding a journal therefore gives the same state, without
-deciding anything again. A slot is a place for one trial: a worker, or several that train together.
+deciding anything again. A slot is a place for one trial: a worker, or several that train together. A trial may take
+several slots if no other one needs them.
 
 An event that comes too late or twice is ignored: a report under an old lease, a second result, a report after a stop.
 """
@@ -18,6 +19,7 @@ from strata.errors import InvalidArgument
 from strata.printing import counted
 from strata.tune.schedulers.base import Resume, Wait
 from strata.tune.state import events as e
+from strata.tune.state import growth
 from strata.tune.state.actions import Ask, Finish, Handled, Kill, Start, Stop
 from strata.tune.state.objectives import Objectives
 from strata.tune.state.times import Times
@@ -44,6 +46,8 @@ class StudyState:
         """Trials of other studies that the sampler has learned from."""
         self.num_trials = spec.num_trials
         self.num_slots = 0
+        self.max_slots_per_trial = 1
+        """Slots that one trial may take if no other needs them."""
         self.trials: dict[int, Trial] = {}
         self.asking: dict[int, None] = {}
         """Trials whose configurations the sampler is asked for, oldest first."""
@@ -56,6 +60,8 @@ class StudyState:
         self.num_failed = 0
         self.times = Times()
         self._is_exhausted = False
+        self._longest = 0
+        """Last step of the longest trial that has finished."""
         self._scheduler = scheduler
         self._slots: dict[int, int] = {}
         """Slot → trial."""
@@ -97,7 +103,14 @@ class StudyState:
     @property
     def running(self) -> list[Trial]:
         """Running trials, by slot."""
-        return [self.trials[self._slots[slot]] for slot in sorted(self._slots)]
+        found = ((slot, self.trials[self._slots[slot]]) for slot in sorted(self._slots))
+        return [trial for slot, trial in found if trial.slot == slot]
+
+    @property
+    def has_spare_slots(self) -> bool:
+        """Whether slots are free that no trial needs, and that a running one may be given."""
+        is_possible = self.max_slots_per_trial > 1 and not self.stop_reason and self.ended is None
+        return is_possible and self._num_free > 0 and not self._has_new and isinstance(self._choose(), Wait)
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -135,7 +148,9 @@ class StudyState:
         for fact in known:
             self.apply(fact)
         asks = tuple(Ask(number) for number in self.asking)
-        handled = self.handle(e.Resized(num_slots=0), now_s=now_s)  # the driver announces its slots when it has them
+        # The driver announces its slots when it has them.
+        none = e.Resized(num_slots=0, max_slots_per_trial=self.max_slots_per_trial)
+        handled = self.handle(none, now_s=now_s)
         return Handled((*known, *handled.facts), asks + handled.actions)
 
     def apply(self, fact: e.Event) -> Verdict | None:
@@ -152,12 +167,8 @@ class StudyState:
                 e.check_config(config)
             case e.Exhausted(trial=number):
                 return "" if number in self.asking else _not_asked(number)
-            case e.Resized(num_slots=num_slots):
-                if not 0 <= num_slots <= e.MAX_SLOTS or not self.trials.keys() >= set(event.lost):
-                    raise InvalidArgument(
-                        f"num_slots={num_slots} must be between 0 and {e.MAX_SLOTS:,}, and lost={event.lost} must name "
-                        "trials"
-                    )
+            case e.Resized():
+                self._check_resized(event)
             case e.Extended(num_trials=num_trials):
                 if not self.num_asked <= num_trials <= e.MAX_TRIALS:
                     raise InvalidArgument(
@@ -199,6 +210,17 @@ class StudyState:
                 return f"trial {trial.number} has already reported step {trial.step}"
         return ""
 
+    def _check_resized(self, event: e.Resized) -> None:
+        if not 0 <= event.num_slots <= e.MAX_SLOTS or not self.trials.keys() >= set(event.lost):
+            raise InvalidArgument(
+                f"num_slots={event.num_slots} must be between 0 and {e.MAX_SLOTS:,}, and lost={event.lost} must name "
+                "trials"
+            )
+        if not 1 <= event.max_slots_per_trial <= e.MAX_SLOTS:
+            raise InvalidArgument(
+                f"max_slots_per_trial={event.max_slots_per_trial} must be between 1 and {e.MAX_SLOTS:,}"
+            )
+
     def _check_values(self, values: e.Values, whose: str) -> None:
         names = self.objectives.names
         if len(values) != len(names):
@@ -218,7 +240,7 @@ class StudyState:
             yield e.StopSent(trial=event.trial, lease=event.lease, why=why, reason=verdict.reason)
         if isinstance(event, e.Expired):
             yield e.StopSent(trial=event.trial, lease=event.lease, why="expire", reason=event.reason)
-        if isinstance(event, e.Saved | e.Known):
+        if isinstance(event, e.Known) or (isinstance(event, e.Saved) and self.max_slots_per_trial == 1):
             return
         if isinstance(event, e.Reported) and len(self._slots) >= self.num_slots:
             return  # a report frees no slot
@@ -234,9 +256,10 @@ class StudyState:
             last = next(each for each in reversed(self.trials.values()) if each.state == "failed")
             return e.StopRequested(reason=f"the first {self.num_failed} trials failed, the last with: {last.reason}")
         going_on = [each for each in self.running if each.stopping is None and each.number not in self._lost_with_slot]
-        if len(going_on) > self.num_slots:
-            return _stop(going_on[-1], "preempt", "its slot is gone")
-        return self._next_lease() or self._next_ahead() or self._next_end()
+        if sum(each.num_slots for each in going_on) > self.num_slots:
+            widest = max(reversed(going_on), key=lambda each: each.num_slots)
+            return _stop(widest, "preempt", "its slot is gone")
+        return self._next_lease() or self._next_ahead() or self._next_growth() or self._next_end()
 
     def _wind_down(self) -> e.Event | None:
         for trial in self.running:
@@ -246,20 +269,20 @@ class StudyState:
 
     def _next_lease(self) -> e.Event | None:
         """Return what happens in the first free slot."""
-        num_free = self.num_slots - len(self._slots)
+        num_free = self._num_free
         if num_free <= 0:
             return None
         slot = next(each for each in range(self.num_slots) if each not in self._slots)
         waiting = next((number for number in self._queue if self.trials[number].lease), None)
         if waiting is not None:
-            return self._lease(self.trials[waiting], slot, "continues")
+            return self._widened(self._lease(self.trials[waiting], slot, "continues"))
         choice = self._choose()
         if isinstance(choice, Wait):
             return None
         if isinstance(choice, Resume):
             trial = self.trials[choice.trial]
             donor = self.trials[choice.donor] if choice.donor is not None else None
-            return self._lease(trial, slot, choice.reason, donor, choice.config)
+            return self._widened(self._lease(trial, slot, choice.reason, donor, choice.config))
         if self._queue:
             return self._lease(self.trials[next(iter(self._queue))], slot, "")
         return e.Asking(trial=self.num_asked) if self._can_ask and len(self.asking) < num_free else None
@@ -279,6 +302,35 @@ class StudyState:
             config=config,
         )
 
+    def _widened(self, lease: e.Leased) -> e.Leased:
+        """Add the other free slots to the lease of a trial that continues, if it may have them."""
+        if self.max_slots_per_trial == 1 or lease.donor is not None or self._has_new_beside(lease.trial):
+            return lease
+        trial = self.trials[lease.trial]
+        paused = [each for each in self._paused if each != trial.number]
+        running = [*dict.fromkeys(self._slots.values()), trial.number]
+        if not isinstance(self._scheduler.choose(paused, running, has_new=False), Wait):
+            return lease
+        num_slots = growth.slots_at_start(
+            trial, self.running, num_free=self._num_free, max_slots=self.max_slots_per_trial
+        )
+        if num_slots == 1:
+            return lease
+        free = [each for each in range(self.num_slots) if each not in self._slots and each != lease.slot]
+        reason = f"on {num_slots} slots: {growth.WHY}"
+        return msgspec.structs.replace(lease, extra_slots=tuple(free[: num_slots - 1]), reason=reason)
+
+    def _next_growth(self) -> e.Event | None:
+        if not self.has_spare_slots:
+            return None
+        found = growth.next_growth(
+            [each for each in self.running if each.number not in self._lost_with_slot],
+            num_free=self._num_free,
+            max_slots=self.max_slots_per_trial,
+            longest=self._longest,
+        )
+        return None if found is None else _stop(self.trials[found.trial], "grow", found.reason)
+
     def _next_ahead(self) -> e.Event | None:
         """Ask before a slot is free, so that a slow sampler answers while trials run. One slot alone waits: the only
         result that such an answer lacks is the newest, which matters more than the time of an answer. With several
@@ -297,8 +349,19 @@ class StudyState:
         return e.Ended(reason=f"all {counted(len(self.trials), 'trial')} have ended", is_complete=True)
 
     def _choose(self) -> Decision:
-        has_new = bool(self._queue) or bool(self.asking) or self._can_ask
-        return self._scheduler.choose(self._paused.keys(), self._slots.values(), has_new=has_new)
+        return self._scheduler.choose(self._paused.keys(), self._slots.values(), has_new=self._has_new)
+
+    @property
+    def _num_free(self) -> int:
+        return self.num_slots - len(self._slots)
+
+    @property
+    def _has_new(self) -> bool:
+        """Whether a trial waits for a slot, or a new one can be started."""
+        return bool(self._queue) or bool(self.asking) or self._can_ask
+
+    def _has_new_beside(self, number: int) -> bool:
+        return any(each != number for each in self._queue) or bool(self.asking) or self._can_ask
 
     @property
     def _can_ask(self) -> bool:
@@ -310,7 +373,7 @@ class StudyState:
                 yield Ask(number)
             case e.Leased(trial=number):
                 config = fact.config if fact.config is not None else self.trials[number].config
-                yield Start(number, fact.lease, fact.slot, config, fact.checkpoint, fact.step)
+                yield Start(number, fact.lease, fact.slot, config, fact.checkpoint, fact.step, fact.extra_slots)
             case e.StopSent(trial=number):
                 slot = self.trials[number].slot
                 assert slot is not None
@@ -347,6 +410,7 @@ class StudyState:
             trial.donors.append(fact.donor)
             trial.origin = fact.lease
             trial.checkpoint, trial.checkpoint_step, trial.step = fact.checkpoint, fact.step, fact.step
+            trial.checkpoint_world_size = self.trials[fact.donor].checkpoint_world_size
             trial.series.cut(fact.step)
         if not trial.lease:
             trial.started_s = fact.at_s
@@ -354,13 +418,15 @@ class StudyState:
         elif trial.state == "paused":
             self._scheduler.resumed(trial.number, trial.config)
         trial.state, trial.slot, trial.lease, trial.lease_step = "running", fact.slot, fact.lease, trial.step
+        trial.extra_slots, trial.num_lease_reports, trial.is_growing = fact.extra_slots, 0, False
         self._queue.pop(fact.trial, None)
         self._paused.pop(fact.trial, None)
-        self._slots[fact.slot] = fact.trial
+        self._slots |= dict.fromkeys((fact.slot, *fact.extra_slots), fact.trial)
 
     def _reported(self, fact: e.Reported) -> Verdict:
         trial = self.trials[fact.trial]
         trial.step, trial.values = fact.step, fact.values
+        trial.num_lease_reports += 1
         trial.series.add(fact.step, fact.values)
         losses = self.objectives.losses(fact.values)
         trial.best = min(trial.best, losses[0])
@@ -371,6 +437,7 @@ class StudyState:
     def _saved(self, fact: e.Saved) -> None:
         trial = self.trials[fact.trial]
         trial.checkpoint, trial.checkpoint_step = fact.checkpoint, fact.step
+        trial.checkpoint_world_size = fact.world_size
 
     def _stop_sent(self, fact: e.StopSent) -> None:
         trial = self.trials[fact.trial]
@@ -398,6 +465,7 @@ class StudyState:
             trial.values = values
             trial.best = min(trial.best, self.objectives.losses(values)[0])
             self.has_value = True
+            self._longest = max(self._longest, trial.step or 0)
             self._over(trial, "finished", fact.at_s, "")
 
     def _failed(self, fact: e.Failed) -> None:
@@ -417,6 +485,10 @@ class StudyState:
             self._count_loss(trial, fact.reason, fact.at_s)
 
     def _count_failure(self, trial: Trial, reason: str, at_s: float, *, is_final: bool = False) -> None:
+        if trial.extra_slots and not trial.has_progressed and not is_final:
+            trial.is_narrow = True  # perhaps the function cannot train with more workers, so this does not count
+            self._requeue(trial, reason)
+            return
         trial.num_failures = 1 if trial.has_progressed else trial.num_failures + 1
         if is_final or trial.num_failures >= self.spec.max_failures:
             self._over(trial, "failed", at_s, reason)
@@ -426,6 +498,7 @@ class StudyState:
             self._obeyed(trial, at_s)
 
     def _count_loss(self, trial: Trial, reason: str, at_s: float) -> None:
+        trial.is_narrow |= bool(trial.extra_slots) and not trial.has_progressed
         trial.num_losses = 1 if trial.has_progressed else trial.num_losses + 1
         if trial.num_losses >= MAX_LOSSES:
             text = f"its worker was lost {trial.num_losses} times without progress, the last time: {reason}"
@@ -444,6 +517,7 @@ class StudyState:
             trial.state = "paused"
             self._paused[trial.number] = None
         else:
+            trial.is_growing = trial.stopping == "grow"
             self._requeue(trial, trial.reason)
 
     def _requeue(self, trial: Trial, reason: str) -> None:
@@ -464,12 +538,13 @@ class StudyState:
 
     def _release(self, trial: Trial) -> None:
         if trial.slot is not None:
-            del self._slots[trial.slot]
+            for slot in (trial.slot, *trial.extra_slots):
+                del self._slots[slot]
         self._lost_with_slot.discard(trial.number)
-        trial.slot = trial.stopping = None
+        trial.slot, trial.extra_slots, trial.stopping = None, (), None
 
     def _resized(self, fact: e.Resized) -> None:
-        self.num_slots = fact.num_slots
+        self.num_slots, self.max_slots_per_trial = fact.num_slots, fact.max_slots_per_trial
         self._lost_with_slot |= {number for number in fact.lost if self.trials[number].slot is not None}
 
     def _extended(self, fact: e.Extended) -> None:

@@ -72,6 +72,8 @@ class Trial:
     """Number of its starts; what comes under an earlier lease is ignored."""
     slot: int | None = None
     """Where it runs."""
+    extra_slots: tuple[int, ...] = ()
+    """Further slots whose workers it has, because no other trial needs them."""
     stopping: StopWhy | None = None
     """It was asked to stop, for this reason."""
     reason: str = ""
@@ -85,12 +87,20 @@ class Trial:
     series: Series = field(default_factory=Series)
     checkpoint: str = ""
     checkpoint_step: int = 0
+    checkpoint_world_size: int = 0
+    """The only world size that can resume from it; 0: any."""
     num_failures: int = 0
     """Failures in a row without progress."""
     num_losses: int = 0
     """Lost workers in a row without progress."""
     lease_step: int | None = None
     """Last step before the current lease."""
+    num_lease_reports: int = 0
+    """Reports under the current lease."""
+    is_growing: bool = False
+    """It has stopped to continue with more slots."""
+    is_narrow: bool = False
+    """It has failed with more slots than one before it made progress, and gets no more again."""
     donors: list[int] = field(default_factory=list)
     """Trials whose checkpoints it has continued from."""
     origin: int = 0
@@ -101,6 +111,11 @@ class Trial:
     @property
     def is_over(self) -> bool:
         return self.state in OVER
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that it takes; 0 if it does not run."""
+        return 0 if self.slot is None else 1 + len(self.extra_slots)
 
     @property
     def has_progressed(self) -> bool:
