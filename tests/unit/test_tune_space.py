@@ -74,6 +74,12 @@ def spaces(draw: st.DrawFn) -> SearchSpace:
     return space
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, 5e-324), (-1.7e308, 1.7e308), (-1.0, 1.0)])
+def test_the_narrowest_and_the_widest_range_have_two_ends(low: float, high: float) -> None:
+    parameter = SearchSpace().add_float("x", min=low, max=high).parameters["x"]
+    assert [parameter.unit(low), parameter.unit(high)] == [0.0, math.nextafter(1.0, 0.0)]
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data(), spaces())
 def test_every_point_of_the_unit_cube_is_a_valid_configuration(data: st.DataObject, space: SearchSpace) -> None:

@@ -181,8 +181,8 @@ class Float(_Range):
         if self.log:
             low, high = math.log(self.min), math.log(self.max)
             return _inside((math.log(value) - low) / (high - low))
-        half = value / 2 - self.min / 2  # the whole range may overflow
-        return _inside(half / (self.max / 2 - self.min / 2))
+        scale = 1.0 if math.isfinite(self.max - self.min) else 0.5  # halves of subnormal numbers would be 0
+        return _inside((value * scale - self.min * scale) / (self.max * scale - self.min * scale))
 
     def contains(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.min <= value <= self.max:
