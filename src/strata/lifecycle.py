@@ -74,8 +74,8 @@ def _run_hooks() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit as `sys.exit(code)` does, but without the teardown of modules: in a process that was forked from one with
-    torch, it copies and frees every page of them, which takes longer than the start of the next process.
+    """Exit as `sys.exit(code)` does, but without the teardown of modules: in a process that was forked from a warm one,
+    it copies and frees the pages of all of them, which takes longer than the start of the next process.
 
     Threads are joined, exit hooks and `atexit` functions run, the globals of the script are released, and open files
     flushed. Skipped are finalizers of objects that other modules keep, and exit functions of C libraries.
