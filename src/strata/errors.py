@@ -35,7 +35,9 @@
     │   │   ├── CheckpointMissing  … one of its files does not exist
     │   │   └── CheckpointTooNew   … a newer version of Strata wrote it
     │   ├── CheckpointAborted      the save was cancelled, or a rank failed; nothing was committed
-    │   └── CheckpointBusy         another save is in progress
+    │   ├── CheckpointBusy         another save is in progress
+    │   ├── ReadTooLarge           a read on demand would take more bytes or time than a request may use
+    │   └── TooManyReads           too many requests wait for a read
     ├── DataError
     │   ├── NoData                 no files, no rows, or too few rows for the ranks
     │   ├── DataFileInvalid        a file is damaged or has another format; `path` and `row_group` locate the damage
@@ -242,6 +244,14 @@ class CheckpointAborted(CheckpointError):
 
 class CheckpointBusy(CheckpointError):
     """Another save is in progress."""
+
+
+class ReadTooLarge(CheckpointError):
+    """Reading on demand would take more bytes or time than a request may use."""
+
+
+class TooManyReads(CheckpointError):
+    """Too many requests wait for a read; try again later."""
 
 
 class DataError(StrataError):

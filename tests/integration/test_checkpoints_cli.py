@@ -357,7 +357,8 @@ def test_diff_shows_what_changed_and_by_how_much(tmp_path: Path) -> None:
     assert ["changed", "a", "2", "of", "10", "elements,", "by", "up", "to", "2.5"] in rows
     assert ["1", "identical", "tensor"] in rows
     difference = as_json("diff", tmp_path, "1", "2")
-    assert difference["changed"] == {"a": {"num_elements": 10, "num_different": 2, "max_abs": 2.5, "num_not_finite": 0}}
+    changed = {"num_elements": 10, "num_different": 2, "max_abs": 2.5, "num_not_finite": 0, "l2": np.hypot(1.5, 2.5)}
+    assert difference["changed"] == {"a": changed}
     assert (difference["num_same"], difference["same_structure"]) == (1, False)
     assert as_json("diff", tmp_path, "1", "1")["num_same"] == 4
 
@@ -375,6 +376,7 @@ def test_diff_compares_checkpoints_in_two_directories(tmp_path: Path) -> None:
         "num_different": 1,
         "max_abs": 5.0,
         "num_not_finite": 0,
+        "l2": 5.0,
     }
     assert difference["num_same"] == 1
     assert as_json("diff", tmp_path / "a", "2", "--against", tmp_path / "b")["changed"]["table"]["max_abs"] == 4.0

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "strata"
-SEPARATE = ("v1/", "bench/contenders/", "coordinator/http/models.py")
+SEPARATE = ("v1/", "bench/contenders/", "coordinator/http/models.py", "dashboard/explorer/models.py")
 """Generated code, programs that never meet, and the JSON forms of what other modules define."""
 SHARED = {
     "integrations": {"StrataCallback"},  # one per framework; a script imports one of them

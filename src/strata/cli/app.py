@@ -10,6 +10,7 @@ from strata.cli import (
     certs,
     checkpoints,
     coordinator,
+    dashboard,
     data,
     demo,
     doctor,
@@ -66,6 +67,7 @@ app.command("tune", rich_help_panel=TUNING)(tune.tune)
 app.add_typer(studies.app, name="studies", rich_help_panel=TUNING)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=STATE)
 app.add_typer(data.app, name="data", rich_help_panel=STATE)
+app.command("dashboard", rich_help_panel=STATE)(dashboard.dashboard)
 app.command("coordinator", rich_help_panel=COORDINATOR)(coordinator.coordinator)
 app.command("relay", rich_help_panel=COORDINATOR)(relay.relay)
 app.command("status", rich_help_panel=COORDINATOR)(status.status)

@@ -479,9 +479,18 @@ def _locate(location: str, storage_option: list[str] | None) -> tuple[str, dict[
             raise ConfigError(
                 f"directory {location} does not exist; give a directory, a URL or a run", field="location"
             )
+    return location, _impatient(location, options)
+
+
+def located_options(location: str, storage_option: list[str] | None) -> dict[str, str]:
+    """Return the storage options of a location; a local one takes none."""
+    return _impatient(location, _pairs(storage_option)) if "://" in location else {}
+
+
+def _impatient(location: str, options: dict[str, str]) -> dict[str, str]:
     if "://" in location and not location.startswith(("file:", "memory:")):
         options.setdefault("retry_timeout_s", str(RETRY_TIMEOUT_S))
-    return location, options
+    return options
 
 
 def _locate_run(name: str) -> tuple[str, dict[str, str]]:
@@ -494,16 +503,7 @@ def _locate_run(name: str) -> tuple[str, dict[str, str]]:
         run = open_run(name)
     except ConfigError as error:
         raise ConfigError(f"directory {name} does not exist, and {error.message}", field="location") from None
-    status = run.status
-    last_location = status.checkpoint.rpartition("/")[0] if status is not None else ""
-    url = last_location or run.spec.checkpoints  # a script may use another location than the run's spec
-    if "://" not in url and not Path(url).is_dir():
-        raise ConfigError(
-            f"run {run.name} has no checkpoints: {url} does not exist; if its script saves elsewhere "
-            "(strata.init(checkpoints=…)), give that location",
-            field="location",
-        )
-    return url, storage_options_in(run.spec.variables)
+    return run.locate_checkpoints(), storage_options_in(run.spec.variables)
 
 
 def _require_objects(store: "Store") -> None:

@@ -128,7 +128,7 @@ class Tally:
                 if self._counts is not None:
                     self._counts += np.bincount(piece, minlength=256)
                 else:
-                    self._add(_numbers(piece, self._dtype))
+                    self._add(numbers_in(piece, self._dtype))
         return True
 
     def result(self) -> Statistics:
@@ -172,8 +172,10 @@ class Tally:
             self._squares += float(np.einsum("i,i->", wide, wide))  # not `dot`, which may use all CPUs
 
 
-def _numbers(piece: Bytes, dtype: DType) -> Array:
+def numbers_in(piece: Bytes, dtype: DType) -> Array:
     """Return real numbers that numpy can compute with; for complex numbers their magnitude."""
+    if dtype.name in ("BOOL", "F8_E8M0", *_EIGHT_BIT_FLOATS):
+        return _table(dtype.name)[piece]
     if not piece.flags.aligned or piece.ctypes.data % min(dtype.itemsize, 8):
         piece = piece.copy()
     if dtype.name == "BF16":  # the upper half of a float32
@@ -193,6 +195,11 @@ def _numbers(piece: Bytes, dtype: DType) -> Array:
 
 _EIGHT_BIT_FLOATS = {"F8_E4M3": (3, 7), "F8_E5M2": (2, 15), "F8_E4M3FNUZ": (3, 8), "F8_E5M2FNUZ": (2, 16)}
 """The number of mantissa bits, and the bias of the exponent."""
+
+
+@functools.cache
+def _table(name: str) -> Array:
+    return np.array(_values(name), np.uint8 if name == "BOOL" else np.float64)
 
 
 @functools.cache

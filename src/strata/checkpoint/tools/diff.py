@@ -60,6 +60,8 @@ class Difference:
     """The largest finite difference; None if there is none, or numpy has no such dtype."""
     num_not_finite: int
     """Differences without a value, because one side is infinite or NaN."""
+    l2: float | None = None
+    """The Euclidean norm of all finite differences; None if it overflows, or numpy has no such dtype."""
 
 
 def compare(old: Manifest, new: Manifest) -> Comparison:
@@ -77,6 +79,13 @@ def compare(old: Manifest, new: Manifest) -> Comparison:
         num_same=len(both) - len(reshaped) - len(changed),
         same_structure=(old.structures, old.structure_of_rank) == (new.structures, new.structure_of_rank),
     )
+
+
+def differs(old: Manifest, before: TensorEntry, new: Manifest, after: TensorEntry) -> bool:
+    """Return whether a tensor may differ between two checkpoints, by its shape, its dtype and its hashes."""
+    if (before.dtype, before.shape) != (after.dtype, after.shape):
+        return True
+    return _hashes(old, before) != _hashes(new, after)
 
 
 def _hashes(manifest: Manifest, tensor: TensorEntry) -> tuple[Any, ...]:
@@ -107,16 +116,17 @@ def measure(old: Side, new: Side, names: Iterable[str]) -> dict[str, Difference]
     Raises:
         CheckpointInvalid: A checkpoint cannot be trusted.
     """
+    watch = Watch()
     before, after = old.tensors, new.tensors
     found = {}
     for group in _groups(names, before, after):
         if len(group) == 1:
             (name,) = group
-            found[name] = _difference(before[name], _pairs(old, new, before[name], after[name]))
+            found[name] = difference(before[name], pairs(old, new, before[name], after[name], watch=watch))
             continue
-        one, other = (reader.read_tensors(side.store, side.manifest, group, watch=Watch()) for side in (old, new))
+        one, other = (reader.read_tensors(side.store, side.manifest, group, watch=watch) for side in (old, new))
         for name in group:
-            found[name] = _difference(before[name], [(one[name], other[name])])
+            found[name] = difference(before[name], [(one[name], other[name])])
     return found
 
 
@@ -141,38 +151,57 @@ def _groups(
         yield group
 
 
-def _difference(before: TensorEntry, pairs: Iterable[tuple[Bytes, Bytes]]) -> Difference:
+def difference(before: TensorEntry, ranges: Iterable[tuple[Bytes, Bytes]]) -> Difference:
+    """Sum up the differences between ranges of bytes of a tensor; equal ranges may be left out."""
     dtype = BY_NAME[before.dtype]
     num_different = num_not_finite = 0
     max_abs: float | int | None = None
-    for one, other in pairs:
+    squares: float | None = 0.0
+    for one, other in ranges:
         for start in range(0, one.nbytes, _BLOCK_ELEMENTS * dtype.itemsize):
             a, b = (side[start : start + _BLOCK_ELEMENTS * dtype.itemsize] for side in (one, other))
-            differs = (a.reshape(-1, dtype.itemsize) != b.reshape(-1, dtype.itemsize)).any(axis=1)
-            num_different += int(differs.sum())
-            numbers = [_numbers(side.reshape(-1, dtype.itemsize)[differs].reshape(-1), dtype) for side in (a, b)]
-            if numbers[0] is None or numbers[1] is None or not numbers[0].size:
+            is_other = _is_other(a, b, dtype.itemsize)
+            num_different += int(np.count_nonzero(is_other))
+            numbers = [_numbers(side.reshape(-1, dtype.itemsize)[is_other].reshape(-1), dtype) for side in (a, b)]
+            if numbers[0] is None or numbers[1] is None:
+                squares = None
                 continue
-            largest, num_undefined = _distance(numbers[0], numbers[1])
+            if not numbers[0].size:
+                continue
+            largest, num_undefined, sum_of_squares = _distance(numbers[0], numbers[1])
             num_not_finite += num_undefined
+            squares = None if squares is None else squares + sum_of_squares
             if largest is not None:
                 max_abs = largest if max_abs is None else max(max_abs, largest)
-    return Difference(math.prod(before.shape), num_different, max_abs, num_not_finite)
+    l2 = math.sqrt(squares) if squares is not None and math.isfinite(squares) else None
+    return Difference(math.prod(before.shape), num_different, max_abs, num_not_finite, l2)
 
 
-def _pairs(old: Side, new: Side, before: TensorEntry, after: TensorEntry) -> Iterator[tuple[Bytes, Bytes]]:
+def _is_other(a: Bytes, b: Bytes, itemsize: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Compare elements bit by bit."""
+    if itemsize <= 8:
+        a, b = (np.ascontiguousarray(side) for side in (a, b))
+        if a.ctypes.data % itemsize == b.ctypes.data % itemsize == 0:
+            unsigned = np.dtype(f"u{itemsize}")
+            return np.asarray(a.view(unsigned) != b.view(unsigned))
+    return np.asarray((a.reshape(-1, itemsize) != b.reshape(-1, itemsize)).any(axis=1))
+
+
+def pairs(
+    old: Side, new: Side, before: TensorEntry, after: TensorEntry, *, watch: Watch
+) -> Iterator[tuple[Bytes, Bytes]]:
     """Yield the bytes that may differ: by chunks if both sides have the same slices, else by rows."""
     size = BY_NAME[before.dtype].itemsize
     chunk_bytes = old.manifest.chunk_bytes
     cut_alike = len(before.slices) == len(after.slices) == 1 and chunk_bytes == new.manifest.chunk_bytes
     if not cut_alike or chunk_bytes % size:
-        yield from _pairs_of_rows(old, new, before, after)
+        yield from _pairs_of_rows(old, new, before, after, watch)
         return
     (one,), (other,) = before.slices, after.slices
     for start, end in _suspects(chunk_bytes, before.num_bytes, one, other):
         yield (
-            reader.read_contents(old.store, old.manifest, before, one, start, end, watch=Watch()),
-            reader.read_contents(new.store, new.manifest, after, other, start, end, watch=Watch()),
+            reader.read_contents(old.store, old.manifest, before, one, start, end, watch=watch),
+            reader.read_contents(new.store, new.manifest, after, other, start, end, watch=watch),
         )
 
 
@@ -194,7 +223,9 @@ def _suspects(chunk_bytes: int, num_bytes: int, one: Slice, other: Slice) -> Ite
         yield start, end
 
 
-def _pairs_of_rows(old: Side, new: Side, before: TensorEntry, after: TensorEntry) -> Iterator[tuple[Bytes, Bytes]]:
+def _pairs_of_rows(
+    old: Side, new: Side, before: TensorEntry, after: TensorEntry, watch: Watch
+) -> Iterator[tuple[Bytes, Bytes]]:
     num_rows = before.shape[0] if before.shape else 1
     step = max(_WINDOW_BYTES * num_rows // max(before.num_bytes, 1), 1)
     for first in range(0, num_rows, step):
@@ -202,8 +233,8 @@ def _pairs_of_rows(old: Side, new: Side, before: TensorEntry, after: TensorEntry
         start = (first, *(0 for _ in before.shape[1:])) if before.shape else ()
         wanted = {before.name: Box(start, rows)}
         yield (
-            reader.read_slices(old.store, old.manifest, wanted, watch=Watch())[before.name],
-            reader.read_slices(new.store, new.manifest, wanted, watch=Watch())[after.name],
+            reader.read_slices(old.store, old.manifest, wanted, watch=watch)[before.name],
+            reader.read_slices(new.store, new.manifest, wanted, watch=watch)[after.name],
         )
 
 
@@ -224,11 +255,13 @@ def _numbers(data: Bytes, dtype: dtypes.DType) -> np.ndarray[Any, Any] | None:
     return numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
 
 
-def _distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float | int | None, int]:
-    """Return the largest finite difference, and the number of differences that are not finite."""
+def _distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> tuple[float | int | None, int, float]:
+    """Return the largest finite difference, the number of differences that are not finite, and the sum of squares."""
     if a.dtype.kind in "ui":  # the difference of two int64 always fits into uint64, and wraps to it
-        return int((np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)).max()), 0
+        gaps = np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)
+        return int(gaps.max()), 0, float(np.square(gaps.astype(np.float64)).sum())
     with np.errstate(all="ignore"):
         distance = np.abs(a - b)
-    finite = distance[np.isfinite(distance)]
-    return (float(finite.max()) if finite.size else None), int(distance.size - finite.size)
+        finite = distance[np.isfinite(distance)]
+        largest = float(finite.max()) if finite.size else None
+        return largest, int(distance.size - finite.size), float(np.square(finite).sum())

@@ -64,6 +64,37 @@ def export(
         raise InvalidArgument(f"{output.name!r} has an unknown suffix; use {', '.join(SUFFIXES)}", field="output")
     if output.exists() and not force:
         raise InvalidArgument(f"{str(output)!r} already exists; choose another name, or use --force", field="output")
+    watch = watch or Watch()
+    structure, names = _selected(store, manifest, only=only, strip_prefix=strip_prefix, watch=watch)
+    if output.suffix == ".safetensors":
+        with _complete_file(output) as file:
+            _write_safetensors(store, manifest, names, file, watch)
+    else:
+        if importlib.util.find_spec("torch") is None:
+            raise ConfigError("a .pt file needs torch; pip install 'strata-runtime[torch]', or write .safetensors")
+        with _complete_file(output) as file:
+            _write_torch(store, manifest, structure, file, watch)
+    return len(names)
+
+
+def stream(
+    store: Store, manifest: Manifest, *, only: Iterable[str] = (), strip_prefix: str = "", watch: Watch | None = None
+) -> tuple[int, Iterator[bytes | memoryview]]:
+    """Return the size and the contents of the safetensors file that `export` would write, a tensor at a time.
+
+    Raises:
+        InvalidArgument: No tensor matches.
+        CheckpointInvalid: The checkpoint cannot be trusted; if the data cannot, the iterator raises it.
+    """
+    watch = watch or Watch()
+    _, names = _selected(store, manifest, only=only, strip_prefix=strip_prefix, watch=watch)
+    return _safetensors(store, manifest, names, watch)
+
+
+def _selected(
+    store: Store, manifest: Manifest, *, only: Iterable[str], strip_prefix: str, watch: Watch
+) -> tuple[Node, dict[str, str]]:
+    """Return the structure and the names of the selected tensors, and check the headers of their files."""
     patterns = list(only)
     integrity.check_manifest(manifest, manifest.structures)
     structure = manifest.structures[manifest.structure_of_rank[0]]
@@ -83,17 +114,8 @@ def export(
         structure = tree.select(structure, lambda name: _matches(name, patterns))
     chosen = set(names)
     files = fetch.files_of(tensor for tensor in manifest.tensors if tensor.name in chosen)
-    watch = watch or Watch()
     integrity.check_headers(Source(store, manifest, watch.without_progress()), manifest, files)
-    if output.suffix == ".safetensors":
-        with _complete_file(output) as file:
-            _write_safetensors(store, manifest, names, file, watch)
-    else:
-        if importlib.util.find_spec("torch") is None:
-            raise ConfigError("a .pt file needs torch; pip install 'strata-runtime[torch]', or write .safetensors")
-        with _complete_file(output) as file:
-            _write_torch(store, manifest, structure, file, watch)
-    return len(names)
+    return structure, names
 
 
 def _flat(structure: Node, names: Container[str], prefix: str) -> Node:
@@ -116,6 +138,13 @@ def _write_safetensors(
     store: Store, manifest: Manifest, names: Mapping[str, str], file: BinaryIO, watch: Watch
 ) -> None:
     """Write tensors; `names` maps names in the checkpoint to names in the file."""
+    file.writelines(_safetensors(store, manifest, names, watch)[1])
+
+
+def _safetensors(
+    store: Store, manifest: Manifest, names: Mapping[str, str], watch: Watch
+) -> tuple[int, Iterator[bytes | memoryview]]:
+    """Return the size of the file in bytes, and its contents, which are read while they are iterated over."""
     originals = {name: original for original, name in names.items()}
     leaves = [
         Leaf(
@@ -125,11 +154,15 @@ def _write_safetensors(
         if t.name in names
     ]
     plan = layout.plan(leaves, {"strata_checkpoint": manifest.id, "step": str(manifest.step)})
-    file.write(plan.header)
-    for group in _groups(plan.places):
-        wanted = [originals[place.name] for place in group]
-        tensors = reader.read_tensors(store, manifest, wanted, watch=watch)
-        file.writelines(tensors[name].data for name in wanted)
+
+    def contents() -> Iterator[bytes | memoryview]:
+        yield plan.header
+        for group in _groups(plan.places):
+            wanted = [originals[place.name] for place in group]
+            tensors = reader.read_tensors(store, manifest, wanted, watch=watch)
+            yield from (tensors[name].data for name in wanted)
+
+    return plan.size_bytes, contents()
 
 
 def _groups(places: Iterable[Place]) -> Iterator[list[Place]]:

@@ -142,6 +142,24 @@ class RunDirectory:
         """Default location of the checkpoints."""
         return self.path / "checkpoints"
 
+    def locate_checkpoints(self) -> str:
+        """Return the directory or URL of the checkpoints. A script may use another location than the run's spec.
+
+        Raises:
+            ConfigError: The run has no checkpoints.
+        """
+        status = self.status
+        url = (status.checkpoint.rpartition("/")[0] if status is not None else "") or self.spec.checkpoints
+        if "://" in url or Path(url).is_dir():
+            return url
+        if self.checkpoints.is_dir():  # the run was moved with its checkpoints
+            return str(self.checkpoints)
+        raise ConfigError(
+            f"run {self.name} has no checkpoints: {url} does not exist; if its script saves elsewhere "
+            "(strata.init(checkpoints=…)), give that location",
+            field="location",
+        )
+
     @property
     def journal(self) -> Path:
         """Journal of the agent's own coordinator."""
@@ -395,6 +413,15 @@ def open_run(name: str) -> RunDirectory:
     near = difflib.get_close_matches(name, names, n=1)
     guess = f"; did you mean {near[0]}?" if near else ";"
     raise ConfigError(f"no such run: {name!r}{guess} `strata ps --all` lists them", field="run")
+
+
+def open_directory(path: Path) -> RunDirectory | None:
+    """Return the run whose directory this is, wherever it lies; None if it is not the directory of a run.
+
+    Raises:
+        ConfigError: The run is damaged.
+    """
+    return _open(path) if (path / "run.json").is_file() else None
 
 
 def remove(run: RunDirectory) -> None:
