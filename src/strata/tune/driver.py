@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from strata.launch.environment import NEEDED_WORLD_SIZE, WorkerSpec
 from strata.launch.nodes.base import RoomChanged
 from strata.tune import endpoint
 from strata.tune import messages as m
+from strata.tune.histories import abandoned, directory_of
 from strata.tune.processes import Process, ProcessGroup
 from strata.tune.state import events as e
 from strata.tune.state.actions import Ask, Finish, Kill, Start, Stop
@@ -294,10 +296,7 @@ class Driver:
         )
 
     def _checkpoints(self, number: int) -> Path:
-        """Return where a trial saves: a new directory each time that it continues from another trial."""
-        trial = self._search.state.trials[number]
-        suffix = f"-{trial.origin:03}" if trial.origin else ""
-        return self._directory / "trials" / f"{number:05}" / f"checkpoints{suffix}"
+        return self._directory / directory_of(self._search.state.trials[number])
 
     async def _seed(self, start: Start) -> None:
         """Give a trial that continues from another one a clone of its checkpoint, unless it has one: then it was
@@ -315,6 +314,13 @@ class Driver:
                 trial=start.trial, lease=start.lease, step=clone.step, checkpoint=clone.path, world_size=needed
             )
             self._events.put_nowait(saved)
+        await self._remove_abandoned(start.trial)
+
+    async def _remove_abandoned(self, number: int) -> None:
+        """Remove the earlier histories of a trial that has just begun a new one."""
+        trials, folder = self._search.state.trials, self._checkpoints(number).parent
+        for path in abandoned(trials[number], _names(folder), trials.values()):
+            await asyncio.to_thread(shutil.rmtree, self._directory / path, ignore_errors=True)
 
     def _received(self, group: ProcessGroup, process: Process, message: m.FromTrial) -> None:
         if isinstance(message, m.Hello) or message.lease != group.start.lease:
@@ -478,6 +484,13 @@ class Driver:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._events.put_nowait(error)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [each.name for each in folder.iterdir()]
+    except FileNotFoundError:
+        return []
 
 
 def _needed_world_size(metadata: Mapping[str, Any]) -> int:
