@@ -27,6 +27,8 @@ const PAGES: readonly PageLink[] = [
   { path: "/checkpoints", label: "Checkpoints", icon: "checkpoints", needsCoordinator: false },
 ];
 
+const KEYS = navigator.platform.startsWith("Mac") ? "⌘ K" : "Ctrl K";
+
 const THEMES: readonly { choice: Choice; icon: IconName; label: string }[] = [
   { choice: "system", icon: "system", label: "Theme: as the system" },
   { choice: "light", icon: "sun", label: "Theme: light" },
@@ -129,14 +131,14 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
             type="button"
             className="palette-button"
             aria-keyshortcuts="Control+K Meta+K"
-            aria-label="Search pages, jobs and commands"
+            aria-label={`Search ${KEYS}: pages, jobs and commands`}
             onClick={() => {
               setOpen(true);
             }}
           >
             <Icon name="search" size={14} />
             <span>Search</span>
-            <kbd>{navigator.platform.startsWith("Mac") ? "⌘" : "Ctrl"} K</kbd>
+            <kbd>{KEYS}</kbd>
           </button>
           {shown !== undefined && next !== undefined && (
             <Button

@@ -68,7 +68,7 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
             look="quiet"
             className="text"
             aria-pressed={isLog}
-            aria-label={`Logarithmic scale of ${group.title}`}
+            aria-label={`log: logarithmic scale of ${group.title}`}
             title="Logarithmic scale"
             onClick={() => {
               onToggleLog(group.key);
@@ -79,7 +79,7 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
           <Button
             look="quiet"
             className="text"
-            aria-label={`Download ${group.title} as PNG`}
+            aria-label={`png: download ${group.title}`}
             title="Download as PNG"
             disabled={isEmpty}
             onClick={() => {
@@ -93,7 +93,7 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
           <Button
             look="quiet"
             className="text"
-            aria-label={`Download ${group.title} as CSV`}
+            aria-label={`csv: download ${group.title}`}
             title="Download as CSV"
             disabled={isEmpty}
             onClick={() => {
@@ -118,7 +118,7 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
           <>
             <strong className="num">{withUnit(last?.mean, first?.unit === "s" ? "s" : "")}</strong>
             {last !== undefined && last.min !== last.max && (
-              <span className="muted num">
+              <span className="muted num truncate" title="Lowest and highest rank">
                 {compact(last.min)} … {compact(last.max)} over ranks
               </span>
             )}

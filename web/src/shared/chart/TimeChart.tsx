@@ -127,7 +127,7 @@ export function TimeChart(props: Props) {
     const options: uPlot.Options = {
       width: element.clientWidth,
       height,
-      padding: [8, 12, 0, 0],
+      padding: [8, 26, 0, 0],
       legend: { show: false },
       cursor: {
         y: false,
