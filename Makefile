@@ -66,6 +66,11 @@ demo: ## Install what it needs (torch and pyarrow), then train, kill a worker, c
 	@scripts/setup_venv.sh demo
 	@$(BIN)/strata demo $(ARGS)
 
+.PHONY: web
+web: ## Check and build the dashboard's page into src/strata/dashboard/static (needs Node.js 20.19 or newer)
+	npm --prefix web ci --no-fund --no-audit
+	npm --prefix web run check
+
 .PHONY: docs
 docs: setup ## Build the documentation site into .build/site; a broken link or anchor fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # not with --quiet: it would hide what --strict counts

@@ -1,0 +1,154 @@
+import { useMemo } from "react";
+import { getSeries } from "@/shared/api/getSeries";
+import { useApi } from "@/shared/api/useApi";
+import type { Range } from "@/shared/chart/TimeChart";
+import { csv, titleOf } from "@/shared/chart/series";
+import { useSeries } from "@/shared/chart/useSeries";
+import { clock } from "@/shared/format/times";
+import { useLive } from "@/shared/live/store";
+import { Button } from "@/shared/ui/Button";
+import { Choice, Select } from "@/shared/ui/Choice";
+import { type Command, useCommands } from "@/shared/ui/commands";
+import { download, fileName } from "@/shared/ui/download";
+import { Empty, Failure, Loading } from "@/shared/ui/Notice";
+import { useQuery } from "@/shared/url/useQuery";
+import { ChartPanel } from "./ChartPanel";
+import { COORDINATOR, groups } from "./groups";
+
+const WINDOWS = { "5m": 300, "1h": 3_600, "12h": 43_200, "7d": 604_800 } as const;
+type Window = keyof typeof WINDOWS;
+const SMOOTHING = ["0", "0.6", "0.9", "0.97"] as const;
+/** New series appear when a script first reports them. */
+const NAMES_EVERY_S = 15;
+/** The shortest time axis, so that the first seconds of a run do not fill the chart. */
+const LEAST_S = 60;
+const COORDINATOR_NAMES = COORDINATOR.flatMap((group) => group.names);
+
+function parse(text: string): number | undefined {
+  const value = Number.parseFloat(text);
+  return Number.isFinite(value) ? value : undefined;
+}
+
+/** Charts of every series of a job and of the coordinator, with one time axis. */
+export function Charts({ job }: { job: string }) {
+  const { get, set } = useQuery();
+  const atS = useLive((state) => state.atS);
+  const window_ = (get("window") in WINDOWS ? get("window") : "5m") as Window;
+  const smoothing = SMOOTHING.find((value) => value === get("smooth")) ?? "0";
+  const from = parse(get("from"));
+  const to = parse(get("to"));
+  const isZoomed = from !== undefined && to !== undefined && from < to;
+  const windowS = WINDOWS[window_];
+  const zoom = isZoomed ? { from, to } : {};
+
+  const names = useApi(`series ${job}`, (signal) => getSeries(job, signal), { everyS: NAMES_EVERY_S });
+  const jobGroups = useMemo(() => groups((names.data?.items ?? []).map((each) => each.name), titleOf), [names.data]);
+  const jobNames = useMemo(() => jobGroups.flatMap((group) => group.names), [jobGroups]);
+  const ofJob = useSeries({ job, names: jobNames, windowS, ...zoom });
+  const ofCoordinator = useSeries({ job: "", names: COORDINATOR_NAMES, windowS, ...zoom });
+
+  const first = Math.min(...[...ofJob.series.values(), ...ofCoordinator.series.values()].map((each) => each.t[0] ?? atS));
+  const range: Range = isZoomed
+    ? { from, to }
+    : { from: Math.min(Math.max(atS - windowS, first), atS - LEAST_S), to: atS };
+
+  const logs = useMemo(() => new Set(get("log").split(",").filter((key) => key !== "")), [get]);
+  const toggleLog = (key: string): void => {
+    const changed = new Set(logs);
+    if (!changed.delete(key)) changed.add(key);
+    set({ log: [...changed].join(",") });
+  };
+  const onZoom = (next: Range): void => {
+    set({ from: next.from.toFixed(1), to: next.to.toFixed(1) }, { push: true });
+  };
+  const exportAll = (): void => {
+    const text = csv([...ofJob.series.values(), ...ofCoordinator.series.values()]);
+    download(new Blob([text], { type: "text/csv" }), `${fileName("strata", job)}.csv`);
+  };
+  const commands: Command[] = useMemo(
+    () =>
+      (Object.keys(WINDOWS) as Window[]).map((key) => ({
+        id: `window-${key}`,
+        group: "Charts",
+        label: `Show the last ${key}`,
+        run: () => {
+          set({ window: key, from: null, to: null });
+        },
+      })),
+    [set],
+  );
+  useCommands("charts", commands);
+
+  const error = ofJob.error ?? names.error;
+  return (
+    <section aria-labelledby="charts-title" className="charts">
+      <div className="page-head">
+        <h2 id="charts-title">Charts</h2>
+        <div className="page-tools">
+          {isZoomed ? (
+            <>
+              <span className="muted num">
+                {clock(from)} – {clock(to)}
+              </span>
+              <Button
+                icon="zoomOut"
+                onClick={() => {
+                  set({ from: null, to: null });
+                }}
+              >
+                Back to live
+              </Button>
+            </>
+          ) : (
+            <Choice
+              label="Time span"
+              value={window_}
+              options={(Object.keys(WINDOWS) as Window[]).map((value) => ({ value, label: value }))}
+              onChange={(value) => {
+                set({ window: value === "5m" ? null : value });
+              }}
+            />
+          )}
+          <Select
+            label="Smoothing"
+            value={smoothing}
+            options={SMOOTHING.map((value) => ({ value, label: value === "0" ? "No smoothing" : `Smoothing ${value}` }))}
+            onChange={(value) => {
+              set({ smooth: value === "0" ? null : value });
+            }}
+          />
+          <Button icon="download" onClick={exportAll}>
+            CSV
+          </Button>
+        </div>
+      </div>
+      {error !== undefined && <Failure error={error} onRetry={names.reload} />}
+      {names.isLoading && names.data === undefined && <Loading rows={4} label="Loading the charts" />}
+      {names.data !== undefined && jobGroups.length === 0 && (
+        <div className="panel">
+          <Empty icon="overview" title="No figures yet">
+            <p>Steps per second appear with the first steps. To chart a metric, report it from the training loop:</p>
+            <code className="command">ctx.report(step=step, loss=loss.item())</code>
+          </Empty>
+        </div>
+      )}
+      <div className="chart-grid">
+        {jobGroups.map((group) => (
+          <ChartPanel
+            key={`${job} ${group.key}`}
+            {...{ job, group, range, onZoom, shown: ofJob, smoothing: Number(smoothing), isLog: logs.has(group.key) }}
+            onToggleLog={toggleLog}
+          />
+        ))}
+        {COORDINATOR.map((group) => (
+          <ChartPanel
+            key={group.key}
+            {...{ job: "", group, range, onZoom, shown: ofCoordinator, smoothing: Number(smoothing) }}
+            isLog={logs.has(group.key)}
+            onToggleLog={toggleLog}
+          />
+        ))}
+      </div>
+    </section>
+  );
+}

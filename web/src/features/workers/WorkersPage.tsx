@@ -1,0 +1,253 @@
+import { useVirtualizer } from "@tanstack/react-virtual";
+import { useMemo, useRef } from "react";
+import { Link } from "wouter";
+import type { Worker } from "@/shared/api/types";
+import { count, duration, plural } from "@/shared/format/numbers";
+import { useJob } from "@/shared/live/useJob";
+import { Button } from "@/shared/ui/Button";
+import { Select } from "@/shared/ui/Choice";
+import { Command, Empty, Failure, Loading } from "@/shared/ui/Notice";
+import { SearchField } from "@/shared/ui/SearchField";
+import { StateDot, StatesBar, stateWords, WORKER_STATES } from "@/shared/ui/Status";
+import { useQuery } from "@/shared/url/useQuery";
+import { HeatStrip } from "./HeatStrip";
+import { medianRate, NUM_CELLS } from "./strips";
+import { filtered, type Sort, SORTS, sorted } from "./table";
+import { type Sampled, useWorkers } from "./useWorkers";
+import "./workers.css";
+
+const ROW_PX = 42;
+
+const COLUMNS: readonly { key: Sort; label: string; className: string }[] = [
+  { key: "rank", label: "Rank", className: "right" },
+  { key: "worker", label: "Worker", className: "" },
+  { key: "host", label: "Host", className: "host" },
+  { key: "state", label: "State", className: "" },
+  { key: "silent", label: "Heartbeat", className: "right" },
+  { key: "step", label: "Step", className: "right" },
+];
+
+export default function WorkersPage() {
+  const { jobId } = useJob();
+  if (jobId === "") {
+    return (
+      <div className="page">
+        <h1>Workers</h1>
+        <Empty icon="workers" title="No workers yet">
+          <p>Workers appear here as soon as a run registers them:</p>
+          <Command>strata run --workers 2 train.py</Command>
+        </Empty>
+      </div>
+    );
+  }
+  return <Workers key={jobId} job={jobId} />;
+}
+
+function Workers({ job }: { job: string }) {
+  const sampled = useWorkers(job);
+  const { workers, error, everyS, reload } = sampled;
+  const { get, set } = useQuery();
+  const filter = { text: get("q"), state: get("state"), isSuspectOnly: get("suspect") === "true" };
+  const sort = SORTS.find((key) => key === get("sort")) ?? "rank";
+  const isDescending = get("desc") === "true";
+  const shown = useMemo(
+    () =>
+      sorted(
+        filtered(workers ?? [], { text: filter.text, state: filter.state, isSuspectOnly: filter.isSuspectOnly }),
+        sort,
+        isDescending,
+      ),
+    [workers, filter.text, filter.state, filter.isSuspectOnly, sort, isDescending],
+  );
+  const counts = useMemo(() => {
+    const found: Partial<Record<Worker["state"], number>> = {};
+    for (const worker of workers ?? []) found[worker.state] = (found[worker.state] ?? 0) + 1;
+    return found;
+  }, [workers]);
+  const numSuspects = (workers ?? []).filter((worker) => worker.suspect).length;
+  const isFiltered = filter.text !== "" || filter.state !== "" || filter.isSuspectOnly;
+
+  return (
+    <div className="page workers-page">
+      <div className="page-head">
+        <div>
+          <h1>Workers</h1>
+          <p className="lead">
+            {workers === undefined ? "Loading…" : plural(workers.length, "worker")} of {job}, sampled every {everyS} s
+          </p>
+        </div>
+        <div className="page-tools">
+          <SearchField
+            label="Filter by worker or host"
+            value={filter.text}
+            onChange={(q) => {
+              set({ q });
+            }}
+          />
+          <Select
+            label="State"
+            value={filter.state}
+            options={[
+              { value: "", label: "Every state" },
+              ...WORKER_STATES.map((state) => ({ value: state as string, label: `${stateWords(state)} (${counts[state] ?? 0})` })),
+            ]}
+            onChange={(state) => {
+              set({ state });
+            }}
+          />
+          <Button
+            aria-pressed={filter.isSuspectOnly}
+            onClick={() => {
+              set({ suspect: filter.isSuspectOnly ? null : "true" });
+            }}
+          >
+            Lost connection ({numSuspects})
+          </Button>
+        </div>
+      </div>
+      {error !== undefined && <Failure error={error} onRetry={reload} />}
+      {workers !== undefined && workers.length > 0 && <StatesBar counts={counts} legend />}
+      <section className="panel" aria-label="Workers">
+        {workers === undefined && error === undefined && <Loading rows={8} label="Loading the workers" />}
+        {workers?.length === 0 && (
+          <Empty icon="workers" title="This job has no workers now">
+            They left or have not registered yet. The <Link href={`/events?job=${encodeURIComponent(job)}`}>events</Link>{" "}
+            tell why.
+          </Empty>
+        )}
+        {workers !== undefined && workers.length > 0 && (
+          <Table
+            {...{ shown, sampled, sort, isDescending }}
+            onSort={(key) => {
+              set({ sort: key === "rank" ? null : key, desc: key === sort && !isDescending ? "true" : null });
+            }}
+          />
+        )}
+        {shown.length === 0 && isFiltered && (
+          <Empty icon="search" title="No worker matches the filters">
+            <Button
+              onClick={() => {
+                set({ q: null, state: null, suspect: null });
+              }}
+            >
+              Clear the filters
+            </Button>
+          </Empty>
+        )}
+      </section>
+    </div>
+  );
+}
+
+interface TableProps {
+  shown: Worker[];
+  sampled: Sampled;
+  sort: Sort;
+  isDescending: boolean;
+  onSort: (sort: Sort) => void;
+}
+
+/** Only the rows in view are in the document, however many workers there are. */
+function Table({ shown, sampled, sort, isDescending, onSort }: TableProps) {
+  const { strips, version, everyS } = sampled;
+  const scroll = useRef<HTMLDivElement>(null);
+  const rows = useVirtualizer({
+    count: shown.length,
+    getScrollElement: () => scroll.current,
+    estimateSize: () => ROW_PX,
+    overscan: 8,
+  });
+  const median = medianRate(strips);
+  const mostSteps = shown.reduce((most, worker) => Math.max(most, worker.step), 0);
+  return (
+    <div
+      className="workers-scroll"
+      ref={scroll}
+      role="table"
+      aria-label="Workers"
+      aria-rowcount={shown.length + 1}
+      // A region that scrolls must be reachable from the keyboard.
+      // eslint-disable-next-line jsx-a11y/no-noninteractive-tabindex
+      tabIndex={0}
+    >
+      <div className="workers-row workers-head" role="row" aria-rowindex={1}>
+        {COLUMNS.map((column) => (
+          <div
+            key={column.key}
+            role="columnheader"
+            className={column.className}
+            aria-sort={column.key === sort ? (isDescending ? "descending" : "ascending") : "none"}
+          >
+            <button
+              type="button"
+              onClick={() => {
+                onSort(column.key);
+              }}
+            >
+              {column.label}
+              <span aria-hidden="true">{column.key === sort ? (isDescending ? " ↓" : " ↑") : ""}</span>
+            </button>
+          </div>
+        ))}
+        <div role="columnheader" className="strip-head">
+          <span>State · step rate · heartbeat</span>
+          <span className="muted">last {duration(NUM_CELLS * everyS)}</span>
+        </div>
+        <div role="columnheader" className="right attempt">
+          Attempt
+        </div>
+      </div>
+      <div className="workers-body" role="rowgroup" style={{ height: rows.getTotalSize() }}>
+        {rows.getVirtualItems().map((item) => {
+          const worker = shown[item.index];
+          if (worker === undefined) return null;
+          const isLate = worker.silent_s > 3 || worker.suspect;
+          return (
+            <div
+              key={worker.worker_id}
+              className="workers-row"
+              role="row"
+              aria-rowindex={item.index + 2}
+              style={{ transform: `translateY(${item.start}px)` }}
+            >
+              <div role="cell" className="right num">
+                {worker.rank}
+              </div>
+              <div role="cell" className="truncate" title={worker.worker_id}>
+                <Link
+                  href={`/events?job=${encodeURIComponent(worker.job_id)}&worker=${encodeURIComponent(worker.worker_id)}`}
+                  title="Events of this worker"
+                >
+                  {worker.worker_id}
+                </Link>
+              </div>
+              <div role="cell" className="truncate muted host" title={worker.hostname}>
+                {worker.hostname}
+              </div>
+              <div role="cell" className="state">
+                <StateDot state={worker.state} />
+                <span className="truncate">{stateWords(worker.state)}</span>
+                {worker.suspect && <span className="badge warning">lost</span>}
+              </div>
+              <div role="cell" className={isLate ? "right num late" : "right num"}>
+                {duration(worker.silent_s)}
+              </div>
+              <div role="cell" className="right num step">
+                {count(worker.step)}
+                <span className="muted behind">
+                  {mostSteps - worker.step > 0 ? `−${count(mostSteps - worker.step)}` : ""}
+                </span>
+              </div>
+              <div role="cell">
+                <HeatStrip strip={strips.get(worker.worker_id)} median={median} version={version} />
+              </div>
+              <div role="cell" className="right num muted attempt" title={`incarnation ${worker.incarnation}`}>
+                {worker.attempt ?? "–"}
+              </div>
+            </div>
+          );
+        })}
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,2398 @@
+// Generated from openapi/dashboard.json by `npm run api`.
+export interface paths {
+    "/api/barriers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Barriers
+         * @description List the waiting barriers, and those released in the current generation.
+         */
+        get: operations["barriers_api_barriers_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/checkpoints": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Checkpoints
+         * @description List the remembered checkpoints, oldest first, then those that are not committed yet.
+         */
+        get: operations["checkpoints_api_checkpoints_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/datasets": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Datasets
+         * @description List datasets and their progress in the current epoch.
+         */
+        get: operations["datasets_api_datasets_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Events
+         * @description List events with their reasons, oldest first, as far back as the history of the journal reaches.
+         */
+        get: operations["events_api_events_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/health": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Health
+         * @description Return 200 while calls are processed, and 503 with the reason while they are not. Needs no token.
+         */
+        get: operations["health_api_health_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/history": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * History
+         * @description Return series over a range of time, in the finest resolution that fits into `max_points`.
+         */
+        get: operations["history_api_history_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/jobs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Jobs
+         * @description List jobs in the order of their creation.
+         */
+        get: operations["jobs_api_jobs_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/live": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Live
+         * @description Stream what changes as server-sent events, from a cursor on.
+         */
+        get: operations["live_api_live_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/login": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Login
+         * @description Exchange a token for a session cookie.
+         */
+        post: operations["login_api_login_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/logout": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Logout
+         * @description End the session of the cookie. Without one, nothing happens.
+         */
+        post: operations["logout_api_logout_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/overview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Overview
+         * @description Return all that a first look needs: health, jobs, workers by state and newest values. At most a second old.
+         */
+        get: operations["overview_api_overview_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/series": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Series
+         * @description List the series that have a history, by job and name.
+         */
+        get: operations["series_api_series_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/session": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Session
+         * @description Return whether the page must log in first. Needs no token.
+         */
+        get: operations["session_api_session_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/status": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Status
+         * @description Return an overview of the coordinator.
+         */
+        get: operations["status_api_status_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/workers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Workers
+         * @description List the workers by job and rank.
+         */
+        get: operations["workers_api_workers_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/metrics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Metrics
+         * @description Return metrics for Prometheus; see docs/metrics.md. A standby exports no jobs.
+         */
+        get: operations["metrics_metrics_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+}
+export type webhooks = Record<string, never>;
+export interface components {
+    schemas: {
+        /** Barrier */
+        Barrier: {
+            /** Barrier Id */
+            barrier_id: string;
+            /** Generation */
+            generation: number;
+            /** Job Id */
+            job_id: string;
+            /**
+             * Missing
+             * @description Workers that have not arrived; the first 32.
+             */
+            missing: string[];
+            /** Num Arrived */
+            num_arrived: number;
+            /** Num Members */
+            num_members: number;
+            /**
+             * Remaining S
+             * @description Seconds until it times out; null once released.
+             */
+            remaining_s: number | null;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "open" | "released";
+            /** Step */
+            step: number;
+            /**
+             * Waited S
+             * @description Seconds since the first arrival; null once released.
+             */
+            waited_s: number | null;
+        };
+        /** Checkpoint */
+        Checkpoint: {
+            /** Checkpoint Id */
+            checkpoint_id: string;
+            /**
+             * Committed At S
+             * @description Seconds since 1970; null while it is open.
+             */
+            committed_at_s: number | null;
+            /**
+             * Data Cursor Bytes
+             * @description The size of its data cursor.
+             */
+            data_cursor_bytes: number;
+            /** Epoch */
+            epoch: number;
+            /** Generation */
+            generation: number;
+            /** Hashes */
+            hashes: {
+                [key: string]: string;
+            };
+            /** Job Id */
+            job_id: string;
+            /** Metadata */
+            metadata: {
+                [key: string]: string;
+            };
+            /** Model Hash */
+            model_hash: string;
+            /** Num Acked */
+            num_acked: number;
+            /** Num Ranks */
+            num_ranks: number;
+            /** Path */
+            path: string;
+            /** Size Bytes */
+            size_bytes: number;
+            /**
+             * State
+             * @description open: some ranks have not acknowledged it yet.
+             * @enum {string}
+             */
+            state: "committed" | "open";
+            /** Step */
+            step: number;
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "FULL" | "INCREMENTAL" | "OPTIMIZER_ONLY" | "MODEL_ONLY";
+        };
+        /** CoordinatorFigures */
+        CoordinatorFigures: {
+            /** At S */
+            at_s: number;
+            /**
+             * Barrier P50 S
+             * @description Over the last minute; null if no barrier was released in it.
+             */
+            barrier_p50_s: number | null;
+            /** Barrier P99 S */
+            barrier_p99_s: number | null;
+            /** Num Jobs */
+            num_jobs: number;
+            /** Num Sessions */
+            num_sessions: number;
+            /** Num Suspects */
+            num_suspects: number;
+            /** Num Workers */
+            num_workers: number;
+            /**
+             * Requests Per S
+             * @description Over the last 10 seconds.
+             */
+            requests_per_s: number;
+            /** Workers By State */
+            workers_by_state: {
+                [key: string]: number;
+            };
+        };
+        /** Dataset */
+        Dataset: {
+            /** Complete */
+            complete: boolean;
+            /** Dataset Id */
+            dataset_id: string;
+            /** Epoch */
+            epoch: number;
+            /** Job Id */
+            job_id: string;
+            /** Num Done */
+            num_done: number;
+            /** Num Shards */
+            num_shards: number;
+            /** Seed */
+            seed: number;
+            /** Shuffle */
+            shuffle: boolean;
+            /** Total Samples */
+            total_samples: number;
+        };
+        /** ErrorBody */
+        ErrorBody: {
+            error: components["schemas"]["Problem"];
+        };
+        /** EventLine */
+        EventLine: {
+            /**
+             * At
+             * @description The same, as ISO 8601 in UTC.
+             */
+            at: string;
+            /**
+             * At S
+             * @description Seconds since 1970.
+             */
+            at_s: number;
+            /** Generation */
+            generation: number | null;
+            /** Job Id */
+            job_id: string;
+            /** Kind */
+            kind: string;
+            /**
+             * Reason
+             * @description The reason alone, if the event has one.
+             */
+            reason: string | null;
+            /** Seq */
+            seq: number;
+            /**
+             * Words
+             * @description What happened and why.
+             */
+            words: string;
+            /**
+             * Worker Id
+             * @description The worker concerned, if it is a single one.
+             */
+            worker_id: string | null;
+        };
+        /** EventPage */
+        EventPage: {
+            /** After */
+            after: number;
+            /** Items */
+            items: components["schemas"]["EventLine"][];
+            /** Limit */
+            limit: number;
+            /**
+             * More
+             * @description Whether more events may follow. A page may be short or even empty and still have more: one request reads at most 10,000 events.
+             */
+            more: boolean;
+            /**
+             * Next After
+             * @description Pass this as `after` to continue; at the end, to get newer events.
+             */
+            next_after: number;
+        };
+        /** Health */
+        Health: {
+            /**
+             * Reason
+             * @description Why calls are refused, or the address of the leader.
+             */
+            reason?: string | null;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "ok" | "refusing" | "standby";
+        };
+        /** HealthFinding */
+        HealthFinding: {
+            /**
+             * Job Id
+             * @description Empty for the coordinator.
+             */
+            job_id: string;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "journal" | "failed" | "disconnected" | "silent" | "stalled" | "barrier" | "not_finite" | "slow";
+            /**
+             * Level
+             * @enum {string}
+             */
+            level: "ok" | "warning" | "error";
+            /** Line */
+            line: string;
+            /** Rank */
+            rank: number | null;
+            /** Worker Id */
+            worker_id: string | null;
+        };
+        /** HealthState */
+        HealthState: {
+            /**
+             * Findings
+             * @description The most important first; at most 8.
+             */
+            findings: components["schemas"]["HealthFinding"][];
+            /**
+             * Level
+             * @enum {string}
+             */
+            level: "ok" | "warning" | "error";
+            /**
+             * Line
+             * @description The most important finding; without one, what is well.
+             */
+            line: string;
+            /** Num Findings */
+            num_findings: number;
+        };
+        /** Hello */
+        Hello: {
+            /** Cursor */
+            cursor: string;
+            /**
+             * Interval S
+             * @description Seconds between two samples.
+             */
+            interval_s: number;
+            /** Version */
+            version: string;
+        };
+        /** History */
+        History: {
+            /**
+             * Cursor
+             * @description Pass this to /api/live to get what is newer.
+             */
+            cursor: string;
+            /** Job Id */
+            job_id: string;
+            /**
+             * Series
+             * @description In the order asked for; names without values have no points.
+             */
+            series: components["schemas"]["SeriesPoints"][];
+        };
+        /** Job */
+        Job: {
+            /** Checkpoint Id */
+            checkpoint_id: string | null;
+            /** Checkpoint Step */
+            checkpoint_step: number | null;
+            /** Generation */
+            generation: number;
+            /** Job Id */
+            job_id: string;
+            /** Num Checkpoints */
+            num_checkpoints: number;
+            /** Num Datasets */
+            num_datasets: number;
+            /** Num Open Barriers */
+            num_open_barriers: number;
+            /**
+             * Num Suspects
+             * @description Workers that lost their connection and have not reconnected.
+             */
+            num_suspects: number;
+            /** Num Workers */
+            num_workers: number;
+            /**
+             * Reason
+             * @description Why this generation started.
+             */
+            reason: string;
+        };
+        /** JobChanged */
+        JobChanged: {
+            /** At S */
+            at_s: number;
+            job: components["schemas"]["JobSummary"];
+        };
+        /** JobGone */
+        JobGone: {
+            /** At S */
+            at_s: number;
+            /** Job Id */
+            job_id: string;
+        };
+        /** JobSummary */
+        JobSummary: {
+            /**
+             * Attempt
+             * @description Number of earlier starts of the run's workers, if known.
+             */
+            attempt: number | null;
+            /**
+             * Checkpoint Age S
+             * @description Seconds since the last checkpoint was committed.
+             */
+            checkpoint_age_s: number | null;
+            /** Checkpoint Id */
+            checkpoint_id: string | null;
+            /** Checkpoint Step */
+            checkpoint_step: number | null;
+            /**
+             * Data Fraction
+             * @description Shards done in this epoch, of all datasets; null without one.
+             */
+            data_fraction: number | null;
+            /** Epoch */
+            epoch: number | null;
+            /** Generation */
+            generation: number;
+            health: components["schemas"]["HealthState"];
+            /** Job Id */
+            job_id: string;
+            /**
+             * Num Servers
+             * @description Parameter servers; they are not counted as workers.
+             */
+            num_servers: number;
+            /** Num Suspects */
+            num_suspects: number;
+            /** Num Workers */
+            num_workers: number;
+            /**
+             * Reason
+             * @description Why this generation started.
+             */
+            reason: string;
+            /** Rows Per S */
+            rows_per_s: number | null;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "waiting" | "starting" | "loading" | "training" | "saving" | "recovering" | "idle" | "error";
+            /**
+             * Step
+             * @description The lowest step of all ranks; null without workers.
+             */
+            step: number | null;
+            /** Steps Per S */
+            steps_per_s: number | null;
+            /** Workers By State */
+            workers_by_state: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * LiveEvents
+         * @description The data of each event of `/api/live`, by the event's name.
+         */
+        LiveEvents: {
+            coordinator: components["schemas"]["CoordinatorFigures"];
+            events: components["schemas"]["NewEvents"];
+            gone: components["schemas"]["JobGone"];
+            health: components["schemas"]["HealthState"];
+            hello: components["schemas"]["Hello"];
+            job: components["schemas"]["JobChanged"];
+            points: components["schemas"]["Points"];
+            reset: components["schemas"]["Reset"];
+            workers: components["schemas"]["WorkersChanged"];
+        };
+        /** LoginAnswer */
+        LoginAnswer: {
+            /**
+             * Expires S
+             * @description Seconds until the session ends.
+             */
+            expires_s: number;
+            /**
+             * Role
+             * @enum {string}
+             */
+            role: "reader" | "worker" | "admin";
+        };
+        /** NewEvents */
+        NewEvents: {
+            /**
+             * Is Complete
+             * @description False if more events happened than fit: load /api/events again.
+             */
+            is_complete: boolean;
+            /** Items */
+            items: components["schemas"]["EventLine"][];
+        };
+        /** Overview */
+        Overview: {
+            /** At S */
+            at_s: number;
+            /**
+             * Barrier P50 S
+             * @description Over the last minute; null if no barrier was released in it.
+             */
+            barrier_p50_s: number | null;
+            /** Barrier P99 S */
+            barrier_p99_s: number | null;
+            /**
+             * Cursor
+             * @description Pass this to /api/live to get what is newer.
+             */
+            cursor: string;
+            health: components["schemas"]["HealthState"];
+            /** @description Jobs with workers first, then the newest. */
+            jobs: components["schemas"]["Page_OverviewJob_"];
+            /** Num Jobs */
+            num_jobs: number;
+            /** Num Sessions */
+            num_sessions: number;
+            /** Num Suspects */
+            num_suspects: number;
+            /** Num Workers */
+            num_workers: number;
+            /**
+             * Requests Per S
+             * @description Over the last 10 seconds.
+             */
+            requests_per_s: number;
+            /** Version */
+            version: string;
+            /** Workers By State */
+            workers_by_state: {
+                [key: string]: number;
+            };
+        };
+        /** OverviewJob */
+        OverviewJob: {
+            /**
+             * Attempt
+             * @description Number of earlier starts of the run's workers, if known.
+             */
+            attempt: number | null;
+            /**
+             * Checkpoint Age S
+             * @description Seconds since the last checkpoint was committed.
+             */
+            checkpoint_age_s: number | null;
+            /** Checkpoint Id */
+            checkpoint_id: string | null;
+            /** Checkpoint Step */
+            checkpoint_step: number | null;
+            /**
+             * Data Fraction
+             * @description Shards done in this epoch, of all datasets; null without one.
+             */
+            data_fraction: number | null;
+            /** Epoch */
+            epoch: number | null;
+            /** Generation */
+            generation: number;
+            health: components["schemas"]["HealthState"];
+            /** Job Id */
+            job_id: string;
+            /**
+             * Num Servers
+             * @description Parameter servers; they are not counted as workers.
+             */
+            num_servers: number;
+            /** Num Suspects */
+            num_suspects: number;
+            /**
+             * Num Values
+             * @description The number of series; /api/series lists them.
+             */
+            num_values: number;
+            /** Num Workers */
+            num_workers: number;
+            /**
+             * Reason
+             * @description Why this generation started.
+             */
+            reason: string;
+            /** Rows Per S */
+            rows_per_s: number | null;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "waiting" | "starting" | "loading" | "training" | "saving" | "recovering" | "idle" | "error";
+            /**
+             * Step
+             * @description The lowest step of all ranks; null without workers.
+             */
+            step: number | null;
+            /** Steps Per S */
+            steps_per_s: number | null;
+            /**
+             * Values
+             * @description The newest values of its series; at most 24.
+             */
+            values: {
+                [key: string]: components["schemas"]["SeriesValue"];
+            };
+            /** Workers By State */
+            workers_by_state: {
+                [key: string]: number;
+            };
+        };
+        /** Page[Barrier] */
+        Page_Barrier_: {
+            /** Items */
+            items: components["schemas"]["Barrier"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Page[Checkpoint] */
+        Page_Checkpoint_: {
+            /** Items */
+            items: components["schemas"]["Checkpoint"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Page[Dataset] */
+        Page_Dataset_: {
+            /** Items */
+            items: components["schemas"]["Dataset"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Page[Job] */
+        Page_Job_: {
+            /** Items */
+            items: components["schemas"]["Job"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Page[OverviewJob] */
+        Page_OverviewJob_: {
+            /** Items */
+            items: components["schemas"]["OverviewJob"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Page[SeriesInfo] */
+        Page_SeriesInfo_: {
+            /** Items */
+            items: components["schemas"]["SeriesInfo"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Page[Worker] */
+        Page_Worker_: {
+            /** Items */
+            items: components["schemas"]["Worker"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Points */
+        Points: {
+            /** At S */
+            at_s: number;
+            /**
+             * Job Id
+             * @description Empty for the coordinator.
+             */
+            job_id: string;
+            /**
+             * Values
+             * @description Minimum, mean and maximum of each series.
+             */
+            values: {
+                [key: string]: [
+                    number,
+                    number,
+                    number
+                ];
+            };
+        };
+        /** Problem */
+        Problem: {
+            /**
+             * Field
+             * @description The invalid parameter; empty if it is no single one.
+             */
+            field: string;
+            /**
+             * Kind
+             * @description The name of the error, the same as over gRPC.
+             */
+            kind: string;
+            /**
+             * Message
+             * @description What is wrong, and how to fix it.
+             */
+            message: string;
+        };
+        /** Reset */
+        Reset: {
+            /** Cursor */
+            cursor: string;
+            /** Reason */
+            reason: string;
+        };
+        /** SeriesInfo */
+        SeriesInfo: {
+            /** First At S */
+            first_at_s: number;
+            /**
+             * Job Id
+             * @description Empty for the coordinator.
+             */
+            job_id: string;
+            last: components["schemas"]["SeriesValue"];
+            /** Last At S */
+            last_at_s: number;
+            /** Name */
+            name: string;
+            /** Unit */
+            unit: string;
+        };
+        /** SeriesPoints */
+        SeriesPoints: {
+            /**
+             * Interval S
+             * @description The length of a bucket; 0 if the series is empty.
+             */
+            interval_s: number;
+            /** Max */
+            max: number[];
+            /** Mean */
+            mean: number[];
+            /** Min */
+            min: number[];
+            /** Name */
+            name: string;
+            /**
+             * T
+             * @description The start of each bucket. A gap is a time without values.
+             */
+            t: number[];
+            /** Unit */
+            unit: string;
+        };
+        /** SeriesValue */
+        SeriesValue: {
+            /** Max */
+            max: number;
+            /** Mean */
+            mean: number;
+            /** Min */
+            min: number;
+            /** Unit */
+            unit: string;
+        };
+        /** SessionInfo */
+        SessionInfo: {
+            /**
+             * Csrf Header
+             * @description Send this header with any value in requests that change something.
+             */
+            csrf_header: string;
+            /**
+             * Login Required
+             * @description Whether the coordinator has tokens and the request has no valid one.
+             */
+            login_required: boolean;
+            /**
+             * Role
+             * @description The role of the request; null if it must log in first.
+             */
+            role: ("reader" | "worker" | "admin") | null;
+            /** Version */
+            version: string;
+        };
+        /** Status */
+        Status: {
+            /**
+             * Jobs
+             * @description The first 1,000; /api/jobs lists them all.
+             */
+            jobs: components["schemas"]["StatusJob"][];
+            /**
+             * Journal Bytes
+             * @description The size of the journal; null if it did not respond in time.
+             */
+            journal_bytes: number | null;
+            /**
+             * Journal Damage
+             * @description Damage found at startup.
+             */
+            journal_damage: string | null;
+            /**
+             * Journal Failure
+             * @description Why the journal cannot be written at present.
+             */
+            journal_failure: string | null;
+            /** Num Jobs */
+            num_jobs: number;
+            /** Num Sessions */
+            num_sessions: number;
+            /** Num Workers */
+            num_workers: number;
+            /**
+             * Requests Per S
+             * @description Over the last 10 seconds.
+             */
+            requests_per_s: number;
+            /**
+             * Token File Problem
+             * @description Why the newest token file is not used.
+             */
+            token_file_problem: string | null;
+            /** Version */
+            version: string;
+        };
+        /** StatusJob */
+        StatusJob: {
+            /** Generation */
+            generation: number;
+            /** Job Id */
+            job_id: string;
+            /** Num Datasets */
+            num_datasets: number;
+            /** Num Open Barriers */
+            num_open_barriers: number;
+            /** Num Workers */
+            num_workers: number;
+        };
+        /** Worker */
+        Worker: {
+            /**
+             * Attempt
+             * @description Number of earlier starts of the run's workers, if known.
+             */
+            attempt?: number | null;
+            /** Capacity */
+            capacity: number;
+            /** Epoch */
+            epoch: number;
+            /** Hostname */
+            hostname: string;
+            /** Incarnation */
+            incarnation: number;
+            /** Job Id */
+            job_id: string;
+            /**
+             * Launch Rank
+             * @description Rank that the launcher gave the process, if any.
+             */
+            launch_rank?: number | null;
+            /**
+             * Metrics
+             * @description The newest value of each; null if it is not finite.
+             */
+            metrics: {
+                [key: string]: number | null;
+            };
+            /** Rank */
+            rank: number;
+            /**
+             * Silent S
+             * @description Seconds since its last message.
+             */
+            silent_s: number;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "INITIALIZING" | "IDLE" | "LOADING_DATA" | "TRAINING" | "CHECKPOINTING" | "RECOVERING" | "ERROR";
+            /** Step */
+            step: number;
+            /**
+             * Suspect
+             * @description It lost its connection and has not reconnected.
+             */
+            suspect: boolean;
+            /** Worker Id */
+            worker_id: string;
+        };
+        /** WorkerChange */
+        WorkerChange: {
+            /** Attempt */
+            attempt: number | null;
+            /** Epoch */
+            epoch: number;
+            /** Incarnation */
+            incarnation: number;
+            /** Rank */
+            rank: number;
+            /** Silent S */
+            silent_s: number;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "INITIALIZING" | "IDLE" | "LOADING_DATA" | "TRAINING" | "CHECKPOINTING" | "RECOVERING" | "ERROR";
+            /** Step */
+            step: number;
+            /** Suspect */
+            suspect: boolean;
+            /** Worker Id */
+            worker_id: string;
+        };
+        /** WorkersChanged */
+        WorkersChanged: {
+            /** At S */
+            at_s: number;
+            /** Changed */
+            changed: components["schemas"]["WorkerChange"][];
+            /**
+             * Gone
+             * @description Workers that left.
+             */
+            gone: string[];
+            /**
+             * Is Complete
+             * @description False if more workers changed than fit: load /api/workers again.
+             */
+            is_complete: boolean;
+            /** Job Id */
+            job_id: string;
+        };
+    };
+    responses: never;
+    parameters: never;
+    requestBodies: never;
+    headers: never;
+    pathItems: never;
+}
+export type $defs = Record<string, never>;
+export interface operations {
+    barriers_api_barriers_get: {
+        parameters: {
+            query?: {
+                /** @description Only this job. */
+                job?: string | null;
+                state?: ("open" | "released") | null;
+                /** @description The maximum number of items. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Barrier_"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    checkpoints_api_checkpoints_get: {
+        parameters: {
+            query?: {
+                /** @description Only this job. */
+                job?: string | null;
+                state?: ("committed" | "open") | null;
+                kind?: ("FULL" | "INCREMENTAL" | "OPTIMIZER_ONLY" | "MODEL_ONLY") | null;
+                /** @description The maximum number of items. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Checkpoint_"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    datasets_api_datasets_get: {
+        parameters: {
+            query?: {
+                /** @description Only this job. */
+                job?: string | null;
+                complete?: boolean | null;
+                /** @description The maximum number of items. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Dataset_"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    events_api_events_get: {
+        parameters: {
+            query?: {
+                /** @description Only this job. */
+                job?: string | null;
+                kind?: ("WorkerJoined" | "WorkerLeft" | "GenerationStarted" | "DatasetRegistered" | "ShardsAssigned" | "ShardsDone" | "EpochAdvanced" | "BarrierReleased" | "CheckpointAcked" | "CheckpointCommitted" | "CheckpointAborted" | "CommandSent" | "CommandsAcked" | "NumbersSkipped" | "JobDropped") | null;
+                /** @description Only this worker. */
+                worker?: string | null;
+                /** @description Start after this entry. */
+                after?: number;
+                /** @description The maximum number of items. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EventPage"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    health_api_health_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Health"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Health"];
+                };
+            };
+        };
+    };
+    history_api_history_get: {
+        parameters: {
+            query: {
+                /** @description The series; repeat it for several. */
+                name: string[];
+                /** @description The job; empty for the coordinator itself. */
+                job?: string;
+                /** @description Seconds since 1970. */
+                since_s?: number;
+                /** @description Seconds since 1970. */
+                until_s?: number;
+                /** @description The maximum number of points of a series. */
+                max_points?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["History"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    jobs_api_jobs_get: {
+        parameters: {
+            query?: {
+                /** @description Only this job. */
+                job?: string | null;
+                /** @description The maximum number of items. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Job_"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    live_api_live_get: {
+        parameters: {
+            query?: {
+                /** @description The last message that the client has; empty to start now. */
+                cursor?: string;
+            };
+            header?: {
+                /** @description The same, sent by browsers that reconnect. */
+                "last-event-id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A stream of server-sent events. The model lists the data of each event by its name; no event contains all. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LiveEvents"];
+                    "text/event-stream": unknown;
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    login_api_login_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    /**
+                     * Token
+                     * Format: password
+                     */
+                    token: string;
+                };
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LoginAnswer"];
+                };
+            };
+            /** @description The token is unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The header x-strata-request is missing, or the page is of another site. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The body is not a token, or no login is needed. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests per second, or the body is too large. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    logout_api_logout_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The header x-strata-request is missing, or the page is of another site. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    overview_api_overview_get: {
+        parameters: {
+            query?: {
+                /** @description The maximum number of jobs. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Overview"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    series_api_series_get: {
+        parameters: {
+            query?: {
+                /** @description Only this job; empty for the coordinator. */
+                job?: string | null;
+                /** @description The maximum number of series. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_SeriesInfo_"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    session_api_session_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SessionInfo"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    status_api_status_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Status"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    workers_api_workers_get: {
+        parameters: {
+            query?: {
+                /** @description Only this job. */
+                job?: string | null;
+                /** @description Only this worker. */
+                worker?: string | null;
+                state?: ("INITIALIZING" | "IDLE" | "LOADING_DATA" | "TRAINING" | "CHECKPOINTING" | "RECOVERING" | "ERROR") | null;
+                suspect?: boolean | null;
+                /** @description The maximum number of items. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_Worker_"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    metrics_metrics_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": unknown;
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+}
