@@ -35,6 +35,7 @@ def counted(pieces: list[Array], low: float, high: float, num_bins: int) -> Any:
 @example(np.array([1e6, 1e6 + 0.0625, 1e6 + 0.125], np.float32), 7, 1)
 @example(np.array([-3.4e38, 0.0, 3.4e38], np.float32), 10, 1)
 @example(np.array([-1.7e308, 0.0, 1.7e308]), 10, 1)
+@example(np.array([1.7976931348623157e308, 0.0]), 3, 0)
 @example(np.array([0.0, 5e-324]), 3, 1)
 @example(np.full(5, 0.1, np.float32), 4, 2)
 def test_the_histogram_of_pieces_equals_numpys_of_the_whole(whole: Array, num_bins: int, cut: int) -> None:

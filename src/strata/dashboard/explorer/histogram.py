@@ -51,9 +51,9 @@ def edges_of(low: float, high: float, num_bins: int) -> Array:
     """Return the edges of equal bins. A range without width is widened by one half on both sides, as numpy does."""
     if low == high:
         low, high = low - 0.5, high + 0.5
-    if math.isfinite(high - low):
+    if math.isfinite(2 * (high - low)):
         return np.linspace(low, high, num_bins + 1)
-    return np.linspace(low / 4, high / 4, num_bins + 1) * 4  # the width overflows
+    return np.linspace(low / 4, high / 4, num_bins + 1) * 4  # the width overflows, or does when it is rounded
 
 
 class Bins:
