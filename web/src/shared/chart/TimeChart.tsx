@@ -34,6 +34,9 @@ function faded(colour: string, percent: number): string {
   return `color-mix(in srgb, ${colour} ${percent}%, transparent)`;
 }
 
+/** Round distances between the labels of the time axis. */
+const TICKS_S = [1, 5, 10, 15, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400, 172_800];
+
 type Data = [number[], ...(number | null)[][]];
 
 /** Each series takes three columns: its mean, and the bounds of its band. */
@@ -147,7 +150,8 @@ export function TimeChart(props: Props) {
           grid: { show: false },
           ticks: { show: false },
           size: 26,
-          space: 72,
+          space: 66,
+          incrs: TICKS_S,
           values: (_plot, splits) => axisValues(splits, latest.current.range.to - latest.current.range.from),
         },
         {

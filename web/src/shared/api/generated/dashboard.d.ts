@@ -209,7 +209,7 @@ export interface paths {
         };
         /**
          * Overview
-         * @description Return all that a first look needs: health, jobs, workers by state and newest values. At most a second old.
+         * @description Return what a first look needs: health, jobs, workers by state, newest values. At most a second old.
          */
         get: operations["overview_api_overview_get"];
         put?: never;

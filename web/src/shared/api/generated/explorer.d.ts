@@ -375,6 +375,12 @@ export interface components {
             /** Id */
             id: string;
         };
+        /**
+         * CheckpointType
+         * @description Which part of the state a checkpoint holds.
+         * @enum {string}
+         */
+        CheckpointType: "FULL" | "INCREMENTAL" | "OPTIMIZER_ONLY" | "MODEL_ONLY";
         /** ComparedHistogram */
         ComparedHistogram: {
             /** Name */
@@ -449,8 +455,7 @@ export interface components {
             step: number | null;
             /** Epoch */
             epoch: number | null;
-            /** Type */
-            type: ("FULL" | "INCREMENTAL" | "OPTIMIZER_ONLY" | "MODEL_ONLY") | null;
+            type: components["schemas"]["CheckpointType"] | null;
             /**
              * Created At S
              * @description Unix time.
@@ -695,8 +700,11 @@ export interface components {
             num_rows: number;
             /** Num Columns */
             num_columns: number;
-            /** Values */
-            values: number[];
+            /**
+             * Values
+             * @description Largest first; null if one overflows.
+             */
+            values: (number | null)[];
             /** Condition */
             condition: number | null;
             /** Stable Rank */
