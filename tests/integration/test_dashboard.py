@@ -691,6 +691,10 @@ def test_a_run_prints_the_address_of_its_page_and_serves_it(tmp_path: Path) -> N
             found = overview_when(page, lambda seen: seen["jobs"]["items"] and seen["num_workers"] == 2)
             assert found["jobs"]["items"][0]["num_workers"] == 2
             overview_when(page, lambda seen: "metric:loss" in seen["jobs"]["items"][0]["values"])
+            (place,) = page.get("/api/explorer/places").json["items"]
+            assert (place["label"], place["location"]) == ("seen", str(tmp_path / "runs" / "seen" / "checkpoints"))
+            saved = page.get("/api/explorer/checkpoints", place=place["place"]).json
+            assert saved["items"] == [], "it has not saved yet"
         finally:
             (tmp_path / "enough").touch()
             rest = process.stderr.read()

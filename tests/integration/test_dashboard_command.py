@@ -44,13 +44,13 @@ def application(file: Path, *, static: Path, token: str = "") -> Iterator[TestCl
         yield client
 
 
-def test_without_a_page_the_server_says_where_the_api_is(file: Path, tmp_path: Path) -> None:
+def test_without_a_built_page_the_server_names_the_command_that_builds_it(file: Path, tmp_path: Path) -> None:
     with application(file, static=tmp_path / "absent") as client:
         answer = client.get("/")
 
-        assert "/api/explorer" in answer.text
+        assert "make web" in answer.text
         assert answer.headers["content-type"].startswith("text/plain")
-        assert "default-src 'self'" in answer.headers["content-security-policy"]
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert client.get("/api/explorer/places").json()["items"][0]["kind"] == "file"
 
 
@@ -59,8 +59,10 @@ def test_the_page_is_served_if_it_is_built(file: Path, tmp_path: Path) -> None:
     (tmp_path / "static" / "index.html").write_text("<title>Strata</title>")
     with application(file, static=tmp_path / "static") as client:
         assert client.get("/").text == "<title>Strata</title>"
-        assert client.get("/../x.safetensors").status_code == 404
-        assert client.get("/%2e%2e/x.safetensors").status_code == 404
+        assert client.get("/checkpoints").text == "<title>Strata</title>", "a view of the page"
+        assert client.get("/assets/absent.js").status_code == 404
+        for path in ("/../x.safetensors", "/%2e%2e/x.safetensors"):
+            assert b"float" not in client.get(path).content
 
 
 def test_a_page_of_another_site_is_refused_by_its_host(file: Path, tmp_path: Path) -> None:
@@ -76,6 +78,20 @@ def test_with_tokens_every_request_needs_one(file: Path, tmp_path: Path) -> None
         assert client.get("/api/explorer/places").status_code == 401
         assert client.get("/api/explorer/places", headers={"authorization": bearer("x" * 32)}).status_code == 401
         assert client.get("/api/explorer/places", headers={"authorization": bearer(TOKEN)}).status_code == 200
+
+
+def test_a_browser_logs_in_with_a_token_once(file: Path, tmp_path: Path) -> None:
+    with application(file, static=tmp_path, token=TOKEN) as client:
+        assert client.get("/api/session").json()["login_required"]
+        own = {"x-strata-request": "1"}
+        assert client.post("/api/login", json={"token": "x" * 32}, headers=own).status_code == 401
+        assert client.post("/api/login", json={"token": TOKEN}).status_code == 403, "a page of another site"
+        assert client.post("/api/login", json={"token": TOKEN}, headers=own).json()["role"] == "reader"
+
+        assert not client.get("/api/session").json()["login_required"]
+        assert client.get("/api/explorer/places").status_code == 200
+        assert client.post("/api/logout", headers=own).status_code == 204
+        assert client.get("/api/explorer/places").status_code == 401
 
 
 def test_a_wrong_parameter_has_the_shape_of_every_error(file: Path, tmp_path: Path) -> None:

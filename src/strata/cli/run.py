@@ -325,8 +325,10 @@ def _check_dashboard(address: str) -> None:
 def _page(directory: RunDirectory, address: str, *, quiet: bool) -> RunPage | None:
     """Return the dashboard of a run, which only this user can open."""
     from strata.coordinator.extension import HttpOptions  # noqa: PLC0415
+    from strata.dashboard.explorer.part import ExplorerPart  # noqa: PLC0415
     from strata.dashboard.extension import Dashboard  # noqa: PLC0415
     from strata.dashboard.history.file import path_beside  # noqa: PLC0415
+    from strata.launch.environment import storage_options_in  # noqa: PLC0415
     from strata.launch.run import RunPage  # noqa: PLC0415
 
     if address == "off":
@@ -336,7 +338,10 @@ def _page(directory: RunDirectory, address: str, *, quiet: bool) -> RunPage | No
         if not quiet:
             echo(f"dashboard: {url}", err=True)
 
-    dashboard = Dashboard(history=path_beside(directory.journal))
+    spec = directory.spec
+    options = storage_options_in(spec.variables) if "://" in spec.checkpoints else {}
+    explorer = ExplorerPart(spec.checkpoints, label=directory.name, storage_options=options)
+    dashboard = Dashboard(history=path_beside(directory.journal), parts=[explorer])
     return RunPage(
         listen=address,
         options=HttpOptions(extensions=(dashboard,), is_lazy=True, is_private=True),

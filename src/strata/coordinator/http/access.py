@@ -8,18 +8,16 @@ of their own need neither: no browser adds a token by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from fastapi import Request  # noqa: TC002 - evaluated at run time
+from fastapi import APIRouter, Depends, Request
 
 from strata.errors import PermissionRefused
 from strata.transport.tokens import METADATA_KEY, Role, bearer, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from fastapi import APIRouter
 
     from strata.transport.tokens import Guard
 
@@ -91,3 +89,28 @@ class Doors:
     """Requests are rate-limited only."""
     limit_rate: Callable[[Request], None]
     """For what is served without a router. Raises `LimitExceeded`."""
+
+
+def make_doors(
+    guard: Guard,
+    admit: Callable[[Request], None],
+    *,
+    hosts: tuple[str, ...] = (),
+    problems: dict[int | str, dict[str, Any]],
+) -> Doors:
+    """Return routers that check every request.
+
+    Args:
+        admit: Raises `LimitExceeded` if the machine of a request sends too many.
+        hosts: See `Access`.
+        problems: The errors of routes, for their description.
+    """
+    access = Access(guard, hosts)
+
+    async def limit_rate(request: Request) -> None:
+        admit(request)
+
+    checks = [Depends(limit_rate), Depends(access.reader), Depends(access.same_origin)]
+    guarded = APIRouter(dependencies=checks, responses=problems)
+    unguarded = APIRouter(dependencies=[Depends(limit_rate)], responses={429: problems[429]})
+    return Doors(access, guarded, unguarded, admit)

@@ -1,7 +1,7 @@
 """The HTTP API and `/metrics`: read-only, with the same tokens as gRPC.
 
 Every answer is durable. Lists are filtered and paged before any item is built, so a page costs only its own items.
-Errors have one shape and the same names as over gRPC; one table maps them to HTTP statuses.
+`problems.py` answers errors.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 
 from strata import errors
 from strata._version import __version__
 from strata.coordinator.http import exposition, views
 from strata.coordinator.http import models as m
-from strata.coordinator.http.access import Access, Doors
+from strata.coordinator.http.access import make_doors
 from strata.coordinator.http.checks import HostCheck, RateLimit, own_names
+from strata.coordinator.http.problems import PROBLEMS, add_handlers, refuse_host
 from strata.coordinator.state.checkpoints import Attempt
 from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - evaluated at run time
 from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - evaluated at run time
@@ -57,34 +55,6 @@ Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="The number of it
 JobId = Annotated[str | None, Query(min_length=1, max_length=128, description="Only this job.")]
 WorkerId = Annotated[str | None, Query(min_length=1, max_length=128, description="Only this worker.")]
 
-STATUS_OF: dict[type[errors.StrataError], int] = {
-    errors.StrataError: 500,
-    errors.InvalidArgument: 422,
-    errors.LimitExceeded: 429,
-    errors.CoordinatorError: 409,
-    errors.UnknownJob: 404,
-    errors.UnknownWorker: 404,
-    errors.UnknownDataset: 404,
-    errors.Unauthenticated: 401,
-    errors.PermissionRefused: 403,
-    errors.CoordinatorUnavailable: 503,
-    errors.JournalError: 503,
-}
-"""An error has the status of its nearest ancestor in this table."""
-
-_MEANINGS = {
-    401: "The token is missing or unknown.",
-    403: "The role of the token does not permit the request.",
-    404: "The job does not exist.",
-    422: "A parameter is invalid.",
-    429: "More requests per second from this machine than limits.max_http_requests_per_s.",
-    503: "The journal cannot be read or written, or another coordinator leads.",
-}
-_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"model": m.ErrorBody, "description": message} for code, message in _MEANINGS.items()
-}
-
 
 def make_app(engine: Engine, hub: SessionHub, guard: Guard, extensions: Sequence[Extension] = ()) -> FastAPI:
     app = FastAPI(
@@ -100,26 +70,18 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard, extensions: Sequence
     def admit(request: Request) -> None:
         rate_limit.admit(request.client.host if request.client else "", engine.metrics.now_s())
 
-    async def limit_rate(request: Request) -> None:
-        admit(request)
-
-    access = Access(guard, engine.config.security.hosts)
+    doors = make_doors(guard, admit, hosts=engine.config.security.hosts, problems=PROBLEMS)
     app.include_router(_health(engine))
-    checks = [Depends(limit_rate), Depends(access.reader), Depends(access.same_origin)]
-    guarded = APIRouter(dependencies=checks, responses=_PROBLEMS)
-    _add_state(guarded, engine, hub, guard)
-    _add_events(guarded, engine)
-    _add_metrics(guarded, engine, hub, guard)
-    unguarded = APIRouter(dependencies=[Depends(limit_rate)], responses={429: _PROBLEMS[429]})
+    _add_state(doors.guarded, engine, hub, guard)
+    _add_events(doors.guarded, engine)
+    _add_metrics(doors.guarded, engine, hub, guard)
     for extension in extensions:
-        extension.extend(app, Doors(access, guarded, unguarded, admit))
-    app.include_router(guarded)
-    app.include_router(unguarded)
-    app.add_exception_handler(errors.StrataError, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse_parameter)
-    app.add_exception_handler(HTTPException, _refuse_request)
+        extension.extend(app, doors)
+    app.include_router(doors.guarded)
+    app.include_router(doors.open)
+    add_handlers(app)
     if guard.is_open:
-        app.add_middleware(HostCheck, names=own_names(engine.config), refuse=_refuse_host)
+        app.add_middleware(HostCheck, names=own_names(engine.config), refuse=refuse_host)
     return app
 
 
@@ -325,43 +287,6 @@ def _add_metrics(router: APIRouter, engine: Engine, hub: SessionHub, guard: Guar
             token_file_ok=None if file_problem is None else not file_problem,
         )
         return Response(text, media_type=exposition.CONTENT_TYPE)
-
-
-# -- errors --------------------------------------------------------------------------------------------------------
-
-
-def _error_response(
-    code: int, kind: str, message: str, field: str = "", headers: dict[str, str] | None = None
-) -> JSONResponse:
-    body = m.ErrorBody(error=m.Problem(kind=kind, message=message, field=field))
-    return JSONResponse(body.model_dump(), status_code=code, headers=headers)
-
-
-async def _refuse(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, errors.StrataError)
-    code = next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
-    return _error_response(code, type(error).__name__, error.message, error.field, _HEADERS.get(code))
-
-
-async def _refuse_parameter(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = str(first["loc"][-1])
-    return _error_response(422, "InvalidArgument", f"{field}: {first['msg']}; see /openapi.json", field)
-
-
-def _refuse_host(host: str) -> JSONResponse:
-    message = (
-        f"Host: {host[:100]!r} is not a name of this machine, so a page of another site may have sent the request; "
-        "if it is one, add it to security.hosts in coordinator.yaml"
-    )
-    return _error_response(421, "RequestRefused", message, "Host")
-
-
-async def _refuse_request(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    headers = dict(error.headers) if error.headers else None
-    return _error_response(error.status_code, "RequestRefused", f"{error.detail}; see /openapi.json", "", headers)
 
 
 async def query(engine: Engine, read: Callable[[Core, Clock], T]) -> T:

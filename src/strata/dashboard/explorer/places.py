@@ -147,6 +147,16 @@ def open_place(location: str, storage_options: Mapping[str, str] | None = None) 
     raise ConfigError(f"{location} does not exist; give a directory, a URL, a {SUFFIX} file or a run", field="location")
 
 
+def open_checkpoints(location: str, *, label: str, storage_options: Mapping[str, str]) -> Place:
+    """Open a directory or URL where checkpoints are saved. A directory need not exist yet.
+
+    Raises:
+        ConfigError: The scheme is unknown, or an option is invalid.
+    """
+    store = open_store(location, dict(storage_options)) if "://" in location else LocalStore(Path(location))
+    return Place(store, location=location, label=label, kind="checkpoints")
+
+
 def _open_directory(path: Path, options: Mapping[str, str]) -> Place:
     if options:
         raise ConfigError("storage options configure object stores; leave them out for a path", field="storage_options")

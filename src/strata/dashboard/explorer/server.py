@@ -1,7 +1,7 @@
 """`strata dashboard`: serves the explorer without a coordinator.
 
-The protections are those of the coordinator's HTTP server: bounded connections, a check of the `Host` header while no
-tokens are required, and tokens with TLS for every address that other machines can reach.
+Login, page and protections are those of the coordinator: bounded connections, a check of the `Host` header
+while no tokens are required, and tokens with TLS for every address that other machines can reach.
 """
 
 from __future__ import annotations
@@ -10,48 +10,35 @@ import asyncio
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.staticfiles import StaticFiles
-from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI, Request
 
-from strata import errors
 from strata._version import __version__
 from strata.clock import SystemClock
 from strata.coordinator.config import CoordinatorConfig, Limits, SecurityConfig
+from strata.coordinator.http.access import make_doors
 from strata.coordinator.http.checks import HostCheck, RateLimit, own_names
-from strata.coordinator.http.models import ErrorBody, Problem
+from strata.coordinator.http.problems import PROBLEMS, add_handlers, refuse_host
 from strata.coordinator.http.server import make_server
 from strata.coordinator.serve.listener import require_safe, serve_until_shutdown
 from strata.dashboard.explorer.routes import make_router
+from strata.dashboard.extension import STATIC
+from strata.dashboard.http.login import add_login
+from strata.dashboard.http.pages import ApiHeaders, Pages, read_files
+from strata.dashboard.http.sessions import Sessions
 from strata.errors import ConfigError
 from strata.transport.addresses import Address
-from strata.transport.tokens import METADATA_KEY, Guard, Role, grants_from, require
+from strata.transport.tokens import Guard, grants_from
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     import uvicorn
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from strata.dashboard.explorer.limits import ExplorerConfig
     from strata.dashboard.explorer.places import Places
-
-STATIC = Path(__file__).parents[1] / "static"
-"""The built page; absent until `make web` has built it."""
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'self'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
-_STATUS_OF = {errors.Unauthenticated: 401, errors.PermissionRefused: 403, errors.LimitExceeded: 429}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,78 +77,20 @@ def make_explorer_app(
     )
     rate_limit, clock = RateLimit(Limits()), SystemClock()
 
-    async def limit_rate(request: Request) -> None:
+    def admit(request: Request) -> None:
         rate_limit.admit(request.client.host if request.client else "", clock.monotonic_s())
 
-    async def reader(request: Request) -> None:
-        require(guard.role_of(request.headers.get(METADATA_KEY, "")), Role.READER, request.url.path)
-
-    guarded = APIRouter(dependencies=[Depends(limit_rate), Depends(reader)])
-    guarded.include_router(router)
-    app.include_router(guarded)
-    _add_page(app, static)
-    for kind in (errors.StrataError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _refuse)
-    app.add_middleware(SafeHeaders)
+    doors = make_doors(guard, admit, problems=PROBLEMS)
+    add_login(doors, Sessions(clock.monotonic_s))
+    doors.guarded.include_router(router)
+    app.include_router(doors.guarded)
+    app.include_router(doors.open)
+    app.router.default = Pages(read_files(static), doors, app.router.default)
+    add_handlers(app)
+    app.add_middleware(ApiHeaders)
     if guard.is_open:
-        app.add_middleware(HostCheck, names=names, refuse=_refuse_host)
+        app.add_middleware(HostCheck, names=names, refuse=refuse_host)
     return app
-
-
-def _add_page(app: FastAPI, static: Path) -> None:
-    if (static / "index.html").is_file():
-        app.mount("/", StaticFiles(directory=static, html=True), name="page")
-        return
-
-    @app.get("/", response_class=PlainTextResponse, include_in_schema=False)
-    async def hint() -> str:
-        return (
-            "The explorer's API is below /api/explorer; /openapi.json describes it.\n"
-            "This installation has no page: build it with `make web`, or install a release.\n"
-        )
-
-
-class SafeHeaders:
-    """Adds the headers that keep a browser from running or sharing what it was not meant to."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
-
-
-def _error(code: int, kind: str, message: str, field: str = "", headers: dict[str, str] | None = None) -> JSONResponse:
-    body = ErrorBody(error=Problem(kind=kind, message=message, field=field))
-    return JSONResponse(body.model_dump(), status_code=code, headers=headers)
-
-
-async def _refuse(_request: Request, error: Exception) -> Response:
-    if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        field = str(first["loc"][-1])
-        return _error(422, "InvalidArgument", f"{field}: {first['msg']}; see /openapi.json", field)
-    if isinstance(error, HTTPException):
-        return _error(error.status_code, "RequestRefused", f"{error.detail}; see /openapi.json")
-    assert isinstance(error, errors.StrataError)
-    code = next((_STATUS_OF[kind] for kind in type(error).__mro__ if kind in _STATUS_OF), 500)
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(code)
-    return _error(code, type(error).__name__, error.message, error.field, headers)
-
-
-def _refuse_host(host: str) -> JSONResponse:
-    message = (
-        f"Host: {host[:100]!r} is not a name of this machine, so a page of another site may have sent the request; "
-        "open the address that `strata dashboard` printed"
-    )
-    return _error(421, "RequestRefused", message, "Host")
 
 
 class ExplorerServer:

@@ -49,7 +49,7 @@ def add_login(doors: Doors, sessions: Sessions) -> None:
     async def login(request: Request, response: Response, body: Annotated[bytes, Depends(small_body)]) -> m.LoginAnswer:
         """Exchange a token for a session cookie."""
         if access.guard.is_open:
-            raise InvalidArgument("this coordinator has no tokens, so no login is needed", field="token")
+            raise InvalidArgument("this server has no tokens, so no login is needed", field="token")
         token = _token(body)
         role = access.guard.role_of(bearer(token))
         _end(request, sessions)

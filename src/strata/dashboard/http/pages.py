@@ -64,7 +64,7 @@ SECURITY_HEADERS = {
 }
 NOT_BUILT = (
     "The page of the dashboard is not built in this source tree. Build it with:\n\n    make web\n\n"
-    "and start the coordinator again. The API works without it: /openapi.json describes it.\n"
+    "and start this server again. The API works without it: /openapi.json describes it.\n"
 )
 
 
