@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import json
@@ -12,6 +13,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from strata.dashboard.openapi import describe, describe_explorer
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
@@ -44,6 +47,12 @@ def test_the_committed_page_is_built_from_the_current_sources() -> None:
 
     assert built["num_sources"] == len(sources(WEB)), CURE
     assert built["sources_sha256"] == stamp(WEB), CURE
+
+
+def test_the_types_of_the_page_are_generated_from_the_current_api() -> None:
+    cure = "run web/scripts/renew_openapi.sh, then `make web`"
+    known = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (WEB / "openapi").glob("*.json")}
+    assert known == {"dashboard": asyncio.run(describe()), "explorer": describe_explorer()}, cure
 
 
 def test_a_changed_source_changes_the_stamp(tmp_path: Path) -> None:

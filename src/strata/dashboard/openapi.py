@@ -1,6 +1,7 @@
 """Print the OpenAPI description of the coordinator with the dashboard: `python -m strata.dashboard.openapi`.
 
-`web/` generates its types from it. No server is started.
+With the argument `explorer`, that of the checkpoint explorer. `web/` generates its types from both; no server is
+started.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import json
 import sys
 from typing import Any
 
+from fastapi import FastAPI
+
+from strata._version import __version__
 from strata.clock import SystemClock
 from strata.coordinator.config import CoordinatorConfig
 from strata.coordinator.http import make_app
@@ -19,6 +23,8 @@ from strata.coordinator.serve.backend import EngineBackend
 from strata.coordinator.serve.engine import Engine
 from strata.coordinator.serve.service import METHODS
 from strata.coordinator.serve.session import SessionHub
+from strata.dashboard.explorer.places import Places
+from strata.dashboard.explorer.routes import make_router
 from strata.dashboard.extension import Dashboard
 from strata.transport.tokens import Guard
 
@@ -36,8 +42,19 @@ async def describe() -> dict[str, Any]:
         await engine.stop()
 
 
+def describe_explorer() -> dict[str, Any]:
+    router = make_router(Places())
+    try:
+        app = FastAPI(title="Strata explorer", version=__version__)
+        app.include_router(router)
+        return app.openapi()
+    finally:
+        router.close()
+
+
 def main() -> None:
-    json.dump(asyncio.run(describe()), sys.stdout, indent=2, sort_keys=True)
+    found = describe_explorer() if sys.argv[1:] == ["explorer"] else asyncio.run(describe())
+    json.dump(found, sys.stdout, indent=2, sort_keys=True)
     sys.stdout.write("\n")
 
 
