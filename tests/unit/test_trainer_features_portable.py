@@ -15,11 +15,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.trainer.features import DenseFeat, Features, PortableEncoder, SparseFeat, VarLenFeat, portable
 
+PER_KIND = settings(max_examples=30)
+"""The kinds share their code: together they have a thousand examples."""
 EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a time without a zone counts as UTC
 TIMES = st.datetimes(EPOCH - dt.timedelta(30_000), EPOCH + dt.timedelta(60_000))
 CATEGORIES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -81,6 +83,7 @@ def is_value(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", CATEGORIES)
+@PER_KIND
 @given(data=st.data())
 def test_categories_have_the_same_ids(kind: str, data: st.DataObject) -> None:
     arrow, values = CATEGORIES[kind]
@@ -95,6 +98,7 @@ def test_categories_have_the_same_ids(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "int64", "uint64", "bool", "date", "integers in a dictionary"])
+@PER_KIND
 @given(data=st.data())
 def test_lists_of_categories_have_the_same_ids(kind: str, data: st.DataObject) -> None:
     arrow, values = CATEGORIES[kind]
@@ -127,6 +131,7 @@ def test_separated_texts_have_the_same_ids(rows: list[str | None], separator: st
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
+@PER_KIND
 @given(data=st.data())
 def test_numbers_have_the_same_values(kind: str, data: st.DataObject) -> None:
     arrow, values = NUMBERS[kind]
