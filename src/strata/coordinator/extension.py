@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 
 class Extension(Protocol):
-    """All methods are called on the coordinator's event loop."""
+    """All methods except `load` are called on the coordinator's event loop."""
 
     def start(self, engine: Engine, hub: SessionHub) -> None:
         """Begin to observe the engine, which may not lead yet."""
+        ...
+
+    def load(self) -> None:
+        """Import what `extend` needs, on another thread: workers must be answered meanwhile."""
         ...
 
     def extend(self, app: FastAPI, doors: Doors) -> None:

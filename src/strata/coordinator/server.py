@@ -274,6 +274,12 @@ class CoordinatorServer:
         app = make_app(self._engine, hub, guard, self._http_options.extensions)
         return make_server(app, self._config.security, is_private=self._http_options.is_private)
 
+    def _load_http(self) -> None:
+        """Import FastAPI and the extensions, on another thread: the workers of the run must be answered meanwhile."""
+        importlib.import_module("strata.coordinator.http")
+        for extension in self._http_options.extensions:
+            extension.load()
+
     async def _stop_http(self) -> None:
         while self._extensions:  # first: a response that never ends would keep the server from stopping
             await self._extensions.pop().stop()
@@ -292,8 +298,7 @@ class CoordinatorServer:
         with listening:
             if self._http is None:
                 await _readable(listening)
-                # Importing FastAPI takes a while, in which the workers of the run must be answered.
-                await asyncio.to_thread(importlib.import_module, "strata.coordinator.http")
+                await asyncio.to_thread(self._load_http)
                 self._http = self._make_http(hub, guard)
             await self._http.serve(sockets=[listening])
 

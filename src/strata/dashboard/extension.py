@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +24,10 @@ STATIC = Path(__file__).parent / "static"
 
 class Part(Protocol):
     """Further routes of the dashboard, such as those of the explorer."""
+
+    def load(self) -> None:
+        """Import what `add_to` needs, on another thread."""
+        ...
 
     def add_to(self, router: APIRouter) -> None:
         """Add routes whose requests are rate-limited, authenticated and from our own page."""
@@ -57,6 +62,12 @@ class Dashboard:
         self._engine = engine
         self._sampler = Sampler(engine, hub, history=self._history, interval_s=self._interval_s)
         self._sampler.start()
+
+    def load(self) -> None:
+        for module in ("http.login", "http.pages", "http.routes", "live.broadcast"):
+            importlib.import_module(f"strata.dashboard.{module}")
+        for part in self._parts:
+            part.load()
 
     def extend(self, app: FastAPI, doors: Doors) -> None:
         from strata.dashboard.http.login import add_login  # noqa: PLC0415 - imports FastAPI

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ class ExplorerPart:
         self._location, self._label, self._options = location, label, storage_options
         self._places: Places | None = None
         self._router: ExplorerRouter | None = None
+
+    def load(self) -> None:
+        importlib.import_module("strata.dashboard.explorer.routes")  # with numpy and the checkpoints
 
     def add_to(self, router: APIRouter) -> None:
         from strata.dashboard.explorer.places import Places, open_checkpoints  # noqa: PLC0415 - imports numpy
