@@ -164,6 +164,12 @@ CASES: dict[str, Callable[[Stage], list[list[str]]]] = {
     "checkpoints rm": lambda s: [["checkpoints", "rm", str(s.checkpoints), "--step", s.checkpoint_step(3)]],
     "checkpoints compact": lambda s: [["checkpoints", "compact", str(s.checkpoints), "--id", HOSTILE]],
     "checkpoints repair": lambda s: [["checkpoints", "repair", str(s.checkpoints), "--lift", HOSTILE]],
+    "dashboard": lambda s: [
+        ["dashboard", HOSTILE],
+        ["dashboard", str(s.place / NAME / "none")],
+        ["dashboard", str(s.checkpoints), "--host", HOSTILE],
+        ["dashboard", str(s.checkpoints), "--tokens", HOSTILE],
+    ],
     "data plan": lambda s: [["data", "plan", str(s.data)], ["data", "plan", str(s.data), "--json"]],
     "data peek": lambda s: [["data", "peek", str(s.data)], ["data", "peek", str(s.data), "--json"]],
     "data bench": lambda s: [["data", "bench", str(s.data), "--output-format", HOSTILE]],

@@ -220,10 +220,10 @@ def test_reflection_describes_the_service_without_files(address: str) -> None:
 
 def test_the_coordinator_announces_itself_as_the_guide_shows(tmp_path: Path) -> None:
     (shown,) = [b.text for p, b in marked("console") if p == GUIDE and "is up" in b.text]
-    with command_line(tmp_path, "--listen=127.0.0.1:0", "--http=off", "--state=memory") as coordinator:
-        lines = [coordinator.line() for _ in range(4)]
+    with command_line(tmp_path, "--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--state=memory") as coordinator:
+        lines = [coordinator.line() for _ in range(5)]
 
     documented = shown.splitlines()[1:]
     assert [line.split()[0] for line in lines] == [line.split()[0] for line in documented]
     assert lines[0].strip() == documented[0]
-    assert lines[3].split() == ["state", "memory"]
+    assert lines[4].split() == ["state", "memory"]
