@@ -484,8 +484,9 @@ def test_ctrl_c_ends_a_study_with_one_line_that_names_how_to_continue(tmp_path: 
             from strata import SearchSpace, TrainingOrchestrator
 
             def train(config, trial):
-                trial.report(step=1, loss=config["x"])
-                time.sleep(60)
+                for step in range(1, 5_000):
+                    trial.report(step=step, loss=config["x"])
+                    time.sleep(0.01)
 
             if __name__ == "__main__":
                 space = SearchSpace().add_float("x", min=0, max=1)
