@@ -67,6 +67,7 @@ class Prefetching(Killed):
         return super().training_step(module, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_row_is_trained_once_per_epoch_though_batches_are_prefetched_and_processes_killed(tmp_path: Path) -> None:
     module = UserCounts(NUM_ROWS)

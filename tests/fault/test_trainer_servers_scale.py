@@ -99,6 +99,7 @@ def events(*kinds: str) -> list[str]:
     return [each.text for each in run.events() if each.what in kinds]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_servers_added_and_removed_while_training_change_no_bit_and_move_no_row_in_vain() -> None:
     strategy = Hybrid(sparse=ParameterServer(servers=1, tables=TABLES))

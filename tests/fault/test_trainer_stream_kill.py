@@ -98,7 +98,7 @@ def pid_of_server(lookup: Any) -> int:
 @pytest.mark.parametrize(
     ("kills", "every", "restarted"),
     [
-        pytest.param((("worker", 8),), 1_000, [0], id="worker"),
+        pytest.param((("worker", 8),), 1_000, [0], id="worker", marks=pytest.mark.slow),
         pytest.param((("server", 8), ("worker", 12)), 1_000, [3, 0], id="server and worker", marks=pytest.mark.slow),
         pytest.param((("server", 8), ("worker", 4)), 3, None, id="while saving", marks=pytest.mark.slow),
     ],

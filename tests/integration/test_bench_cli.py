@@ -27,7 +27,9 @@ CONTENDERS = {
 """The other contenders take too long for a test of the format."""
 
 
-@pytest.mark.parametrize("name", sorted(KEYS))
+@pytest.mark.parametrize(
+    "name", ["shards", *(pytest.param(name, marks=pytest.mark.slow) for name in ("coordinator", "recovery"))]
+)
 def test_a_benchmark_prints_one_json_object_of_measured_figures(name: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "strata.cli", "bench", name, "--quick", "--rounds", "1", "--json", *CONTENDERS[name]],

@@ -166,6 +166,7 @@ def test_bench_takes_exactly_one_of_name_list_and_all() -> None:
         assert strata("bench", *args).returncode == ExitCode.USAGE
 
 
+@pytest.mark.slow  # imports all extras
 def test_doctor_prints_json(tmp_path: Path) -> None:
     examined = strata("doctor", "--json", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path))
 

@@ -76,8 +76,11 @@ def marked_with(infos: set[str]) -> list[tuple[Path, Block]]:
 
 # -- examples ------------------------------------------------------------------------------------------------------
 
-SLOW = {"features.md", "gnn.md", "models.md", "parameter-servers.md", "torchrec.md", "trainer-porting.md", "tuning.md"}
-"""Pages that train several models, most of them in several processes."""
+SLOW = {
+    *("features.md", "gnn.md", "models.md", "parameter-servers.md", "torchrec.md", "trainer-porting.md", "tuning.md"),
+    *("checkpoints.md", "run.md", "trainer.md", "own-dataloader.md"),
+}
+"""Pages that train several models, or start many processes."""
 
 
 @pytest.mark.timeout(120)  # the page on checkpoints starts a dozen processes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SLOW = {"flights", "gnn_packages", "tune_flights"}  # they train models
+SLOW = {"flights", "gnn_packages", "train_jax", "tune_flights"}  # they train models
 EXAMPLES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
     for path in sorted((ROOT / "examples").glob("*.py"))

@@ -120,6 +120,7 @@ def test_a_script_is_tuned_listed_shown_compared_and_removed(place: Path) -> Non
     assert "no studies in" in strata("studies").stdout
 
 
+@pytest.mark.slow
 def test_the_script_of_the_guide_is_tuned_as_it_says(place: Path) -> None:
     page = blocks(ROOT / "docs" / "tuning.md")
     for each in page:
