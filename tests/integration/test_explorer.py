@@ -65,7 +65,9 @@ class Client:
 @contextmanager
 def exploring(*locations: Path | str, **limits: Any) -> Iterator[Client]:
     places = Places([open_place(str(one)) for one in locations])
-    router = make_router(places, config=ExplorerConfig(**limits))
+    router = make_router(
+        places, config=ExplorerConfig(**{"request_timeout_s": 50.0, **limits})
+    )  # the machine may be busy
     app = FastAPI()
     app.include_router(router)
     try:

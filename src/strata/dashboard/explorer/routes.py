@@ -1,8 +1,7 @@
 """The routes of the explorer, under `/api/explorer`.
 
-`make_router` needs no coordinator. The application that includes the router guards it: `coordinator/http/app.py` with
-its tokens, `server.py` with its own. Errors are translated here, because a damaged checkpoint is no failure of the
-server.
+`make_router` needs no coordinator. The application that includes the router guards it. Errors are translated here,
+because a damaged checkpoint is no failure of the server.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 
 from strata import errors
 from strata.checkpoint.tools import export as exports
 from strata.clock import SystemClock
-from strata.coordinator.http.models import ErrorBody, Page, Problem
+from strata.coordinator.http.models import ErrorBody, Page
+from strata.coordinator.http.problems import error_response
 from strata.dashboard.explorer import models as m
 from strata.dashboard.explorer import tree, views
 from strata.dashboard.explorer.contents import PlainFile, SavedCheckpoint
@@ -107,15 +107,9 @@ class ExplorerRoute(APIRoute):
                 if isinstance(error, errors.CoordinatorError):
                     raise  # of the application's own guards
                 code = next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
-                return _error(code, type(error).__name__, error.message, error.field)
+                return error_response(code, type(error).__name__, error.message, error.field)
 
         return handle_errors
-
-
-def _error(code: int, kind: str, message: str, field: str) -> JSONResponse:
-    headers = {"Retry-After": "1"} if code == 429 else None
-    body = ErrorBody(error=Problem(kind=kind, message=message, field=field))
-    return JSONResponse(body.model_dump(), status_code=code, headers=headers)
 
 
 async def require_json(request: Request) -> None:
