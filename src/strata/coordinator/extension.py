@@ -1,7 +1,7 @@
 """What layers above may add to the coordinator's HTTP server.
 
 The coordinator does not know the dashboard. It starts an extension with its engine, lets it add routes, and stops it
-before the server stops. The types of FastAPI are named but not imported here: a run serves HTTP only once somebody
+before the server stops. The types of FastAPI are named but not imported here: a run serves HTTP only once a browser
 connects.
 """
 

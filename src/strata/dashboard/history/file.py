@@ -142,7 +142,7 @@ class HistoryFile:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    # Created here, so that nobody else can ever read it, whatever the umask.
+    # Created here with its mode, so that no other user can ever read it, whatever the umask.
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600))
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES >> 20} MiB")
