@@ -14,6 +14,7 @@ from trial_processes import Simulated, SimulatedNode, SimulatedStudy
 from strata import SearchSpace
 from strata.launch.environment import STOPPED
 from strata.tune import driver as drivers
+from strata.tune import messages as m
 from strata.tune.search import Search
 from strata.tune.state import events as e
 from strata.tune.state.actions import Finish
@@ -142,6 +143,45 @@ def test_a_killed_worker_loses_no_trial_at_any_step(tmp_path: Path, step: int) -
 
     assert killed
     check(study)
+
+
+def test_a_driver_that_dies_with_the_last_report_of_a_trial_does_not_change_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial saves the step that it has just reported, while the driver dies before it has read that report."""
+    dead = threading.Event()
+    received = drivers.Driver._received
+
+    def dies(driver: drivers.Driver, group: object, process: object, message: m.FromTrial) -> None:
+        if isinstance(message, m.Report) and message.step == NUM_STEPS:
+            dead.set()
+        if not dead.is_set():
+            received(driver, group, process, message)  # type: ignore[arg-type]
+
+    def training(process: Simulated) -> None:
+        for step in range(process.first_step, NUM_STEPS + 1):
+            process.report(step, float(process.order.config["x"]) / step)  # type: ignore[arg-type]
+            if step == NUM_STEPS:
+                assert dead.wait(10)
+            process.save(step)
+
+    study = SimulatedStudy(tmp_path, a_spec(1))
+    node = SimulatedNode("a", training)
+
+    async def scene() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(drivers.Driver, "_received", dies)
+            running = asyncio.create_task(study.run(node))
+            await asyncio.to_thread(dead.wait, 10)
+            await asyncio.to_thread(node.join)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        again = SimulatedNode("b", training)
+        again.checkpoints = node.checkpoints
+        await study.run(again)
+
+    asyncio.run(scene())
+    check(study, 1)
 
 
 @pytest.mark.parametrize("kind", ["Asking", "Asked", "Leased", "Reported", "StopSent", "Stopped", "Finished", "Ended"])

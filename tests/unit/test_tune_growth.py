@@ -169,7 +169,8 @@ def test_the_last_trial_saves_stops_and_continues_on_all_slots() -> None:
     world = near_the_end()
     why = "it continues on 2 slots: no other trial needs them"
     assert world.last() == Stop(0, 1, 0, why, is_saving=True)
-    assert world.report(0, 9, 0.1) == "trial 0 was asked to stop"
+    assert world.report(0, 4, 0.1) == "", "it saves this step"
+    assert stops(world) == [(0, 1)]
     world.save(0, 3)
     world.stopped(0)
 

@@ -136,6 +136,28 @@ def test_a_fact_that_is_too_large_writes_nothing(path: Path, monkeypatch: pytest
     assert read_journal(path)[0] == FACTS[:2]
 
 
+def test_lines_are_synced_once_and_only_if_that_is_needed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    with StudyJournal(path) as journal:
+        journal.append(FACTS[:1])
+        journal.sync()
+        assert len(synced) == 1, "it was durable already"
+        journal.append(FACTS[1:2], is_durable=False)
+        assert len(synced) == 1
+        journal.sync()
+        journal.sync()
+        assert len(synced) == 2
+
+        def failing(fd: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "fdatasync", failing)
+        journal.append(FACTS[2:3], is_durable=False)
+        with pytest.raises(JournalWriteFailed, match="Input/output error"):
+            journal.sync()
+
+
 def test_a_failed_write_leaves_what_was_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StudyJournal(path) as journal:
         journal.append(FACTS[:2])

@@ -9,14 +9,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import strata
 from strata.identity import Identity
 from strata.launch.environment import WorkerSpec
+from strata.train import context as contexts
 from strata.tune import endpoint
 from strata.tune import messages as m
 from strata.tune.endpoint import Connection
 from strata.tune.link import DriverLost, Link
+from strata.tune.worker import RunningTrial
 
 HELLO = m.Hello(launch=1, rank=0)
 ORDER = m.Order(
@@ -29,13 +33,17 @@ ORDER = m.Order(
 
 
 class FakeDriver:
-    """Answers as the driver does. `drops` answers are lost with their connections."""
+    """Answers as the driver does. `drops` answers are lost with their connections. `is_slow`: it answers a report only
+    when the process waits for it.
+    """
 
-    def __init__(self, drops: int = 0) -> None:
+    def __init__(self, drops: int = 0, *, is_slow: bool = False) -> None:
         self.received: list[m.FromTrial] = []
         self.num_connections = 0
         self.stop: m.StopTrial | None = None
+        self.answered: list[int] = []
         self._drops = drops
+        self._is_slow = is_slow
 
     async def handle(self, hello: m.Hello, connection: Connection) -> None:
         self.num_connections += 1
@@ -48,6 +56,9 @@ class FakeDriver:
                 return
             if self.stop is not None:
                 connection.send(self.stop)
+            if self._is_slow and isinstance(message, m.Report):
+                continue
+            self.answered.append(message.number)
             connection.send(m.Answer(number=message.number))
 
 
@@ -102,6 +113,54 @@ def test_a_message_without_an_answer_is_sent_again_over_a_new_connection(tmp_pat
     report = m.Report(lease=2, number=1, step=1, values=(0.5,))
     assert driver.received == [report, report, report, m.Result(lease=2, number=2)]
     assert driver.num_connections == 3
+
+
+def test_a_trial_that_saves_waits_until_the_driver_has_its_reports(tmp_path: Path) -> None:
+    driver = FakeDriver(is_slow=True)
+
+    def work(found: m.Endpoint) -> None:
+        link = Link(found, HELLO)
+        link.begin()
+        link.settle()
+        assert driver.answered == [], "nothing was reported yet"
+        link.report(1, (0.5,))
+        link.settle()
+        assert driver.answered == [2], "an answer also counts for the messages before it"
+        link.settle()
+        assert link.answer() is None
+        link.close()
+
+    in_a_process(tmp_path, driver, work)
+    assert driver.received == [m.Report(lease=2, number=1, step=1, values=(0.5,)), m.Settle(lease=2, number=2)]
+
+
+@pytest.mark.parametrize("is_own_report", [False, True])
+def test_a_checkpoint_of_a_trial_is_written_after_the_driver_has_the_report_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own_report: bool
+) -> None:
+    driver = FakeDriver(is_slow=True)
+    monkeypatch.setattr(contexts, "_listeners", [])
+
+    def work(found: m.Endpoint) -> None:
+        link = Link(found, HELLO)
+        order = link.begin()
+        assert order is not None
+        trial = RunningTrial(order, link)
+        contexts.listen(trial)
+        with strata.init(checkpoints=tmp_path / "checkpoints", saver="thread") as ctx:
+            save, seen = ctx.checkpoints.save, []
+            monkeypatch.setattr(
+                ctx.checkpoints, "save", lambda *a, **k: (seen.append(driver.answered[:]), save(*a, **k))[1]
+            )
+            if is_own_report:
+                trial.report(step=1, loss=0.5)
+            else:
+                ctx.report(step=1, loss=0.5)
+            ctx.checkpoint({"a": np.zeros(1)}, step=1).wait()
+            assert seen == [[2]]
+        link.close()
+
+    in_a_process(tmp_path, driver, work)
 
 
 def test_a_trial_gives_up_when_the_driver_is_gone(tmp_path: Path) -> None:

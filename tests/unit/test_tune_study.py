@@ -227,6 +227,18 @@ def test_reports_out_of_order_after_a_stop_or_with_an_impossible_step_are_ignore
     assert world.state.trials[0].series.points == [(5, (0.5,))]
 
 
+def test_a_trial_that_saves_and_stops_after_its_last_report_ends_with_that_value() -> None:
+    world = World(spec(), num_slots=1)
+    world.report(0, 1, 0.5)
+    world.do(e.StopRequested(reason="interrupted"))
+    assert world.report(0, 2, 0.25) == "", "it saves step 2, and does not report it again when it continues"
+    world.stopped(0)
+    world.do(e.Extended(num_trials=world.state.num_trials))
+    world.finish(0)
+
+    assert (world.state.trials[0].state, world.state.trials[0].values) == ("finished", (0.25,))
+
+
 def test_nan_in_between_is_kept_as_missing_and_the_trial_can_still_finish() -> None:
     world = World(spec(), num_slots=1)
     for step, value in enumerate([0.5, None, 0.3]):

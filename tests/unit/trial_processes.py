@@ -54,7 +54,9 @@ class Simulated:
         return self.node.checkpoints.get(self.order.worker.checkpoints, 0) + 1
 
     def save(self, step: int) -> None:
+        """Save as a context does: its process may be dying, and the checkpoint still be committed."""
         self._check()
+        self.link.settle()
         self.node.checkpoints[self.order.worker.checkpoints] = step
 
     def _check(self) -> None:
@@ -131,6 +133,11 @@ class SimulatedNode:
             raise found
         return found
 
+    def join(self) -> None:
+        """Wait until the processes that run now have ended."""
+        for _, thread in list(self._running.values()):
+            thread.join(10.0)
+
     def kill(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             if rank in self._running:
@@ -148,10 +155,8 @@ class SimulatedNode:
     async def dump_stacks(self, rank: int) -> None: ...
 
     async def close(self) -> None:
-        threads = [thread for _, thread in self._running.values()]
         self.kill(list(self._running))
-        for thread in threads:
-            await asyncio.to_thread(thread.join, 10.0)
+        await asyncio.to_thread(self.join)
 
 
 class FakeCoordinator:

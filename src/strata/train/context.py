@@ -24,7 +24,7 @@ import logging
 import sys
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from strata.errors import CheckpointAborted, InvalidArgument, NoCheckpoint, StrataError
 from strata.identity import Identity
@@ -76,13 +76,21 @@ class Progress:
         return self.checkpoint is None
 
 
-_listeners: list[Callable[[Context, Mapping[str, float]], None]] = []
+class Listener(Protocol):
+    """A program that runs a training function in this process, and follows its progress."""
+
+    def reported(self, context: Context, metrics: Mapping[str, float]) -> None:
+        """Called after every report."""
+
+    def saving(self, context: Context) -> None:
+        """Called before every save, which waits until this returns."""
 
 
-def listen(listener: Callable[[Context, Mapping[str, float]], None]) -> None:
-    """Call `listener` after every report in this process, with the context and the metrics: for a program that runs
-    a training function, and follows its progress.
-    """
+_listeners: list[Listener] = []
+
+
+def listen(listener: Listener) -> None:
+    """Notify `listener` of the reports and saves of all contexts in this process."""
     _listeners.append(listener)
 
 
@@ -408,7 +416,7 @@ class Context:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
         for listener in _listeners:
-            listener(self, metrics)
+            listener.reported(self, metrics)
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
         """Report the metrics that `gauges` returns, too. Another thread calls it about once a second."""
@@ -429,6 +437,8 @@ class Context:
         self.step = self.step if step is None else step
         if OURS in state:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="state")
+        for listener in _listeners:
+            listener.saving(self)
         self.alone.hold(SAVING)
         self._forget_save()
         self._has_saved = True

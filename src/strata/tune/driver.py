@@ -331,6 +331,8 @@ class Driver:
                 case m.Report(step=step, values=values):
                     trial, lease = group.start.trial, group.start.lease
                     self._handle(e.Reported(trial=trial, lease=lease, step=step, values=values))
+                case m.Settle():
+                    self._journal.sync()
                 case m.Result():
                     group.result = message
                 case m.Failure(reason=reason):

@@ -1,8 +1,9 @@
 """The journal of a study: its facts as JSON lines in one file, appended and never rewritten.
 
-`append` returns once the lines are in the file; with `is_durable`, once they survive a crash of the machine. A driver
-that is killed while it writes leaves at most a torn last line, which is dropped when the journal is next opened:
-nothing that follows from it has been done. Any other damage is an error. A lock keeps a second driver out. No pickle.
+`append` returns once the lines are in the file; with `is_durable`, or after `sync`, they survive a crash of the
+machine, too. A driver that is killed while it writes leaves at most a torn last line, which is dropped when the journal
+is next opened: nothing that follows from it has been done. Any other damage is an error. A lock keeps a second driver
+out. No pickle.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class StudyJournal:
                 raise JournalWriteFailed(f"cannot lock {path}: {error.strerror}") from error
             raise JournalLocked(f"{path} is in use: the study already runs; stop it first") from None
         self._num_bytes = os.fstat(self._fd).st_size
+        self._is_durable = False
+        """All lines survive a crash of the machine."""
 
     def load(self) -> list[e.Event]:
         """Return all facts, and drop a torn last line.
@@ -90,10 +93,26 @@ class StudyJournal:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._num_bytes)
-            raise JournalWriteFailed(
-                f"cannot write {self.path}: {error.strerror}; free space, then resume the study"
-            ) from error
+            raise self._failed(error) from error
         self._num_bytes += len(data)
+        self._is_durable = is_durable if data else self._is_durable
+
+    def sync(self) -> None:
+        """Return when all lines survive a crash of the machine.
+
+        Raises:
+            JournalWriteFailed: The disk failed.
+        """
+        if self._is_durable:
+            return
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._is_durable = True
+
+    def _failed(self, error: OSError) -> JournalWriteFailed:
+        return JournalWriteFailed(f"cannot write {self.path}: {error.strerror}; free space, then resume the study")
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -38,6 +38,9 @@ PEER_GONE_S = 20.0
 _CHUNK_BYTES = 64 << 10
 
 
+_Sent = m.Report | m.Settle | m.Result | m.Failure
+
+
 class DriverLost(StrataError):
     """The driver does not answer: it, its machine or the network is gone."""
 
@@ -52,8 +55,10 @@ class Link:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._received = bytearray()
-        self._open: deque[m.Report | m.Result | m.Failure] = deque()
-        """Messages without an answer: at most the last report and the end."""
+        self._open: deque[_Sent] = deque()
+        """Messages without an answer: at most the last report and one more."""
+        self._is_settled = True
+        """No report was sent since the last `settle`."""
         self._number = 0
         self._order: m.Order | None = None
         self._stop: m.StopTrial | None = None
@@ -70,6 +75,19 @@ class Link:
 
     def report(self, step: int, values: Values) -> None:
         self._send(lambda lease, number: m.Report(lease=lease, number=number, step=step, values=values))
+        self._is_settled = False
+
+    def settle(self) -> None:
+        """Return when all reports survive a crash of the driver and of its machine.
+
+        Raises:
+            DriverLost: The driver does not answer.
+        """
+        if self._is_settled:
+            return
+        self._send(lambda lease, number: m.Settle(lease=lease, number=number))
+        self._flush()
+        self._is_settled = True
 
     def finish(self, values: Values | None) -> None:
         """Report the result, and return when the driver has it.
@@ -103,7 +121,7 @@ class Link:
 
     # -- sending and receiving -------------------------------------------------------------------------------------
 
-    def _send(self, make: Callable[[int, int], m.Report | m.Result | m.Failure]) -> None:
+    def _send(self, make: Callable[[int, int], _Sent]) -> None:
         """Send what `make` returns for the lease and the next number."""
         with self._lock:
             assert self._order is not None

@@ -1,8 +1,9 @@
 """Messages between the driver of a study and the processes of a trial, as JSON lines over a connection.
 
-The driver answers every message but the first with `Answer`. The process reads the answer only before its next report:
-so it never waits for a decision while it could train, and a stop always takes effect one report later, however busy the
-machine is. A message without an answer is sent again over a new connection; its number tells whether it has arrived.
+The driver answers every message but the first with `Answer`. The process reads the answer only before its next report
+or save: so it never waits for a decision while it could train, and a stop always takes effect one report later, however
+busy the machine is. A message without an answer is sent again over a new connection; its number shows whether it has
+arrived.
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ class Report(Numbered, frozen=True, kw_only=True):
     values: Values
 
 
+class Settle(Numbered, frozen=True, kw_only=True):
+    """The process is about to save. It waits for the answer, which follows once all its reports are durable: a trial
+    that resumes from the checkpoint does not make these steps again.
+    """
+
+
 class Result(Numbered, frozen=True, kw_only=True):
     """The function has returned."""
 
@@ -97,7 +104,7 @@ class StopTrial(Message, frozen=True, kw_only=True):
     is_saving: bool
 
 
-FromTrial = Hello | Report | Result | Failure
+FromTrial = Hello | Report | Settle | Result | Failure
 ToTrial = Order | Answer | StopTrial
 
 _encoder = msgspec.json.Encoder()

@@ -74,6 +74,10 @@ class RunningTrial:
         self._stop_if_asked(context)
         self._send(context.step, metrics)
 
+    def saving(self, context: Context) -> None:  # noqa: ARG002 - the port
+        """Wait until the journal has all reports: a trial that resumes from the checkpoint does not repeat them."""
+        self._link.settle()
+
     def _send(self, step: int, metrics: Mapping[str, float]) -> None:
         self._latest |= {name: _finite(metrics[name]) for name in self._metrics[1:] if name in metrics}
         if self.rank == 0 and self._metrics[0] in metrics:
@@ -110,7 +114,7 @@ def main() -> None:
             # it when it is initialized, and no process that has initialized CUDA is forked.
             os.environ.update(device_variables(os.environ, order.seats, order.num_seats, count_gpus))
         trial = RunningTrial(order, link)
-        contexts.listen(trial.reported)
+        contexts.listen(trial)
         try:
             function = read_call(call / FUNCTION).function
             result = function(trial.config, trial) if takes_trial(function) else function(trial.config)

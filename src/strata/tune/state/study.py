@@ -5,7 +5,7 @@ driver. Only `apply` changes the state, by one fact at a time: folding a journal
 deciding anything again. A slot is a place for one trial: a worker, or several that train together. A trial may take
 several slots if no other one needs them.
 
-An event that comes too late or twice is ignored: a report under an old lease, a second result, a report after a stop.
+An event that comes too late or twice is ignored: a report under an old lease, a second result, a report after pruning.
 """
 
 from __future__ import annotations
@@ -201,7 +201,9 @@ class StudyState:
             return f"trial {trial.number} no longer runs under lease {event.lease}"
         if isinstance(event, e.Reported | e.Finished) and event.values is not None:
             self._check_values(event.values, f"trial {trial.number}")
-        if isinstance(event, e.Reported | e.Expired) and trial.stopping is not None:
+        if isinstance(event, e.Expired) and trial.stopping is not None:
+            return f"trial {trial.number} was asked to stop"
+        if isinstance(event, e.Reported) and trial.stopping in ("prune", "expire"):
             return f"trial {trial.number} was asked to stop"
         if isinstance(event, e.Reported):
             if not 0 <= event.step <= e.MAX_STEP:
@@ -423,7 +425,7 @@ class StudyState:
         self._paused.pop(fact.trial, None)
         self._slots |= dict.fromkeys((fact.slot, *fact.extra_slots), fact.trial)
 
-    def _reported(self, fact: e.Reported) -> Verdict:
+    def _reported(self, fact: e.Reported) -> Verdict | None:
         trial = self.trials[fact.trial]
         trial.step, trial.values = fact.step, fact.values
         trial.num_lease_reports += 1
@@ -431,6 +433,8 @@ class StudyState:
         losses = self.objectives.losses(fact.values)
         trial.best = min(trial.best, losses[0])
         self.has_value |= losses[0] < math.inf
+        if trial.stopping is not None:
+            return None  # it saves this step and stops; it does not report the step again when it continues
         is_contended = bool(self._queue) or bool(self._paused) or self._can_ask
         return self._scheduler.reported(trial.number, fact.step, losses, is_contended=is_contended)
 
