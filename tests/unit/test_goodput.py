@@ -58,10 +58,15 @@ def test_a_rank_that_left_before_the_others_waits_for_them() -> None:
 
 
 def test_steps_that_an_earlier_process_has_made_are_repeated_up_to_the_last_known_one() -> None:
-    resumed = life(known_step=30, step=10)
-    for step, computed_s in ((10, 0.0), (20, 1.0), (40, 3.0), (60, 5.0)):
-        resumed = grown(resumed, step=step, use=TimeUse(measured_s=computed_s), use_at_s=computed_s)
+    resumed = life(known_step=30)
+    for step, computed_s in ((20, 1.0), (40, 3.0), (60, 5.0)):
+        resumed = grown(resumed, step=step, use=TimeUse(measured_s=computed_s), use_at_s=computed_s, first_step=10)
     assert resumed.repeated_s == pytest.approx(2.0)
+
+
+def test_a_process_whose_first_step_is_new_repeats_nothing() -> None:
+    resumed = grown(life(known_step=30), step=40, use=TimeUse(measured_s=4.0), use_at_s=4.0, first_step=31)
+    assert resumed.repeated_s == 0.0
 
 
 def sample(at_s: float, *workers: WorkerSample) -> Sample:

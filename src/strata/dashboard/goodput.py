@@ -94,7 +94,15 @@ class Lives:
                         joined_at_s=sample.at_s - max(sample.monotonic_s - worker.joined_s, 0.0),
                         known_step=max((each.step for each in self.of_job(job.job_id) if each.left_at_s), default=0),
                     )
-                self._put(grown(life, step=worker.step, use=worker.time_use, use_at_s=sample.at_s - age_s))
+                self._put(
+                    grown(
+                        life,
+                        step=worker.step,
+                        use=worker.time_use,
+                        use_at_s=sample.at_s - age_s,
+                        first_step=worker.first_step,
+                    )
+                )
         for key, life in list(self._lives.items()):
             if life.left_at_s is None and key not in present:
                 found = sample.jobs.get(life.job_id)
@@ -110,14 +118,15 @@ class Lives:
             self._changed.add(life.key)
 
 
-def grown(life: Life, *, step: int, use: TimeUse | None, use_at_s: float) -> Life:
+def grown(life: Life, *, step: int, use: TimeUse | None, use_at_s: float, first_step: int | None = None) -> Life:
     """Return a process after another report. Of a report that crosses the last known step, the part up to that step is
-    repeated, in proportion to the steps.
+    repeated, in proportion to the steps. The first report counts from the first step of the process.
     """
     repeated_s = life.repeated_s
-    if use is not None and life.step < life.known_step and step > life.step:
+    before = life.step if life.use is not None else first_step
+    if use is not None and before is not None and before < min(step, life.known_step):
         before_s = 0.0 if life.use is None else life.use.computing_s
-        share = (min(step, life.known_step) - life.step) / (step - life.step) if life.use is not None else 0.0
+        share = (min(step, life.known_step) - before) / (step - before)
         repeated_s += max(use.computing_s - before_s, 0.0) * share
     return msgspec.structs.replace(
         life,

@@ -85,6 +85,8 @@ class WorkerSample:
     """Monotonic time at which that arrived."""
     joined_s: float = 0.0
     """Monotonic."""
+    first_step: int | None = None
+    """The first step that this process has made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ def _worker(rank: int, member: Member, monotonic_s: float) -> WorkerSample:
         time_use=member.time_use,
         time_use_at_s=member.time_use_at_s,
         joined_s=member.joined_s,
+        first_step=member.events["FIRST_STEP"].step if "FIRST_STEP" in member.events else None,
     )
 
 
