@@ -9,6 +9,8 @@ import { CATEGORIES, share } from "./categories";
 import "./goodput.css";
 
 const REFRESH_S = 2;
+/** Newest attempts that have a bar and a column. */
+const MAX_SHOWN = 8;
 
 /** Where the wall time of a run went, as parts that add up to all of it. */
 export default function GoodputPage() {
@@ -33,7 +35,7 @@ export default function GoodputPage() {
           <Command>strata run --workers 2 train.py</Command>
         </Empty>
       )}
-      {data?.run && <Ledger run={data.run} attempts={data.attempts} numAttempts={data.num_attempts} />}
+      {data?.run && <Ledger run={data.run} attempts={data.attempts.slice(-MAX_SHOWN)} numAttempts={data.num_attempts} />}
     </div>
   );
 }
