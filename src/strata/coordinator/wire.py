@@ -17,6 +17,7 @@ from strata.coordinator.state import views
 from strata.coordinator.state.checkpoints import CheckpointProgress
 from strata.coordinator.state.membership import WorkerEvent
 from strata.coordinator.state.shards import Shard
+from strata.coordinator.state.time_use import TimeUse
 from strata.v1 import calls_pb2, coordinator_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -303,6 +304,7 @@ def decode_worker(worker: types_pb2.Worker) -> views.WorkerInfo:
         launch_rank=worker.launch_rank if worker.HasField("launch_rank") else None,
         attempt=worker.attempt if worker.HasField("attempt") else None,
         events={event.kind: event for event in decode_worker_events(worker.events)},
+        time_use=decode_time_use(worker.time_use) if worker.HasField("time_use") else None,
     )
 
 
@@ -326,6 +328,30 @@ def decode_worker_events(events: Iterable[types_pb2.WorkerEvent]) -> list[Worker
         for event in itertools.islice(events, MAX_EVENTS)
         if event.kind in EVENTS and math.isfinite(event.at_s)
     ]
+
+
+def encode_time_use(use: TimeUse) -> types_pb2.TimeUse:
+    return types_pb2.TimeUse(
+        measured_s=use.measured_s,
+        data_s=use.data_s,
+        checkpoint_s=use.checkpoint_s,
+        barrier_s=use.barrier_s,
+        restore_s=use.restore_s,
+        collective_s=use.collective_s,
+    )
+
+
+def decode_time_use(use: types_pb2.TimeUse) -> TimeUse | None:
+    """Return what a worker has measured; None if it cannot have measured that. No heartbeat is refused for it."""
+    found = TimeUse(
+        measured_s=use.measured_s,
+        data_s=use.data_s,
+        checkpoint_s=use.checkpoint_s,
+        barrier_s=use.barrier_s,
+        restore_s=use.restore_s,
+        collective_s=use.collective_s if use.HasField("collective_s") else None,
+    )
+    return found if found.is_valid else None
 
 
 def decode_membership(response: calls_pb2.ListWorkersResponse) -> views.MembershipInfo:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from strata.coordinator.serve.engine import Engine
     from strata.coordinator.serve.session import SessionHub
     from strata.dashboard.live.broadcast import Broadcast
+    from strata.dashboard.run_record import RunRecord
 
 STATIC = Path(__file__).parent / "static"
 
@@ -46,10 +47,16 @@ class Dashboard:
         *,
         history: Path | None = None,
         parts: Sequence[Part] = (),
+        record: RunRecord | None = None,
         interval_s: float = INTERVAL_S,
         static: Path = STATIC,
     ) -> None:
-        """`history`: the file of the history, None to keep it in memory."""
+        """
+        Args:
+            history: The file of the history, None to keep it in memory.
+            record: The directory of the run whose coordinator this is.
+        """
+        self._record = record
         self._history = history
         self._parts = tuple(parts)
         self._interval_s = interval_s
@@ -64,12 +71,13 @@ class Dashboard:
         self._sampler.start()
 
     def load(self) -> None:
-        for module in ("http.login", "http.pages", "http.routes", "live.broadcast"):
+        for module in ("http.goodput_routes", "http.login", "http.pages", "http.routes", "live.broadcast"):
             importlib.import_module(f"strata.dashboard.{module}")
         for part in self._parts:
             part.load()
 
     def extend(self, app: FastAPI, doors: Doors) -> None:
+        from strata.dashboard.http.goodput_routes import add_goodput_routes  # noqa: PLC0415
         from strata.dashboard.http.login import add_login  # noqa: PLC0415 - imports FastAPI
         from strata.dashboard.http.pages import ApiHeaders, Pages, read_files  # noqa: PLC0415
         from strata.dashboard.http.routes import add_routes  # noqa: PLC0415
@@ -81,6 +89,7 @@ class Dashboard:
         self._broadcast = Broadcast(self._engine, self._sampler)
         add_login(doors, Sessions(self._engine.metrics.now_s))
         add_routes(doors, self._engine, self._sampler, self._broadcast)
+        add_goodput_routes(doors.guarded, self._engine, self._sampler, self._record)
         for part in self._parts:
             part.add_to(doors.guarded)
         app.router.default = Pages(read_files(self._static), doors, app.router.default)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.core import Core
     from strata.coordinator.state.job import Job
     from strata.coordinator.state.membership import Member, WorkerStateName
+    from strata.coordinator.state.time_use import TimeUse
 
 JobState = Literal["waiting", "starting", "loading", "training", "saving", "recovering", "idle", "error"]
 
@@ -77,6 +78,15 @@ class WorkerSample:
     """Monotonic time at which its step last changed, or its state."""
     not_finite: tuple[str, ...] = ()
     """Metrics whose newest value is NaN or infinite."""
+    launch_rank: int | None = None
+    """The rank that its launcher gave it."""
+    time_use: TimeUse | None = None
+    time_use_at_s: float = 0.0
+    """Monotonic time at which that arrived."""
+    joined_s: float = 0.0
+    """Monotonic."""
+    first_step: int | None = None
+    """The first step that this process has made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,8 @@ class JobSample:
     checkpoint_age_s: float | None = None
     waiting: WaitingBarrier | None = None
     """The barrier that has waited for longest."""
+    left_s: dict[str, float] = field(default_factory=dict)
+    """Monotonic time at which a process of a worker last left, by worker."""
 
     @property
     def ranks(self) -> list[WorkerSample]:
@@ -150,6 +162,7 @@ def _job(job: Job, monotonic_s: float, wall_s: float) -> JobSample:
         checkpoint_step=latest.checkpoint.step if latest else None,
         checkpoint_age_s=max(wall_s - latest.committed_at_s, 0.0) if latest else None,
         waiting=_waiting(job, monotonic_s),
+        left_s=dict(job.membership.left_s),
     )
 
 
@@ -167,6 +180,11 @@ def _worker(rank: int, member: Member, monotonic_s: float) -> WorkerSample:
         is_server=SERVER in member.metrics,
         progress_s=member.progress_s,
         not_finite=tuple(name for name, series in member.metrics.items() if not math.isfinite(series.last)),
+        launch_rank=member.joined.launch_rank,
+        time_use=member.time_use,
+        time_use_at_s=member.time_use_at_s,
+        joined_s=member.joined_s,
+        first_step=member.events["FIRST_STEP"].step if "FIRST_STEP" in member.events else None,
     )
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from strata.dashboard import health
+from strata.dashboard.goodput import Lives
 from strata.dashboard.history.file import HistoryFile
 from strata.dashboard.history.store import HistoryStore
 from strata.dashboard.rates import StepRates
@@ -51,6 +52,8 @@ class Sampler:
         self.interval_s = interval_s
         self.store = HistoryStore()
         self.rates = StepRates()
+        self.lives = Lives()
+        """The processes of all jobs, for the ledger."""
         self.latest: Sample | None = None
         """None until the first sample; again while another coordinator leads."""
         self.listeners: list[Callable[[Sample], None]] = []
@@ -165,6 +168,7 @@ class Sampler:
     def accept(self, sample: Sample) -> None:
         """Update everything that is computed from samples."""
         self.rates.update(sample)
+        self.lives.update(sample)
         now_s = sample.monotonic_s
         self._rates_of = {job.job_id: self.rates.of_job(job, now_s) for job in sample.jobs.values() if job.workers}
         self._slow.update(sample, self._rates_of)
@@ -209,6 +213,7 @@ class Sampler:
         try:
             self._file = await self._in_thread(lambda: HistoryFile(path))
             self.store.restore(await self._in_thread(self._file.load))
+            self.lives.restore(await self._in_thread(self._file.load_lives))
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
 
@@ -216,9 +221,9 @@ class Sampler:
         file = self._file
         if file is None:
             return
-        changes = self.store.take_changes()
+        changes, lives = self.store.take_changes(), self.lives.take_changes()
         try:
-            await self._in_thread(lambda: file.write(changes))
+            await self._in_thread(lambda: file.write(changes, lives))
         except sqlite3.Error as error:
             if not self._is_file_broken:
                 log.warning("the history of the dashboard cannot be written to %s: %s", self._path, error)

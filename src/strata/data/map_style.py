@@ -15,6 +15,7 @@ import contextlib
 import copy
 import functools
 import random
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -101,6 +102,8 @@ def _counting(kind: Any) -> Any:
         map_rows: MapRows
         rows_delivered = 0
         """Rows that this rank delivered in total, for monitoring."""
+        waited_s = 0.0
+        """Seconds inside `next()` in total."""
 
         @property
         def position(self) -> tuple[int, int]:
@@ -267,11 +270,14 @@ class _Deliveries:
         rows: MapRows = self._loader.map_rows
         if not rows.is_current(self._number):
             raise StrataError(CLOSED)
+        began_s = time.perf_counter()
         try:
             batch, num_rows = next(self._batches)
         except StopIteration:
             rows.ended()
             raise
+        finally:
+            self._loader.waited_s += time.perf_counter() - began_s
         rows.delivered(self._num_delivered)
         self._num_delivered += 1
         self._loader.rows_delivered += num_rows

@@ -10,6 +10,7 @@ own limit before that, and then between two steps, where no collective needs it.
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -43,6 +44,8 @@ class Agreement:
         self._step = step
         """The last completed step."""
         self._limit: int | None = None
+        self.waited_s = 0.0
+        """Time for which training has waited for an agreement."""
         self._due: list[Due] = []
 
     # -- beside training -------------------------------------------------------------------------------------------
@@ -82,7 +85,9 @@ class Agreement:
             self._step = step
             if self._limit is None and not self._due:
                 return []
+            began_s = time.monotonic()
             self._changed.wait_for(lambda: self._limit is None or step < self._limit, timeout_s)
+            self.waited_s += time.monotonic() - began_s
             now = [due for due in self._due if due.step <= step]
             self._due = [due for due in self._due if due.step > step]
             return now

@@ -39,6 +39,7 @@ from strata.train.metrics import Gauges
 from strata.train.own_state import OURS, OwnState, own_state, put_generators
 from strata.train.roles import PLACEMENT, SAVED_PLACEMENT, SAVED_SERVERS, Roles
 from strata.train.schedule import Schedule
+from strata.train.time_use import TimeUseMeter, data_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -148,6 +149,10 @@ class Context:
         self._withdraw = at_exit(self._close_at_exit)
         self._gauges = Gauges()
         membership.watch(self._gauges.read)
+        self.time_use = TimeUseMeter()
+        """Where the wall time of this process goes."""
+        self.time_use.add_source("barrier_s", lambda: self._agreement.waited_s)
+        membership.measure(self.time_use.read)
 
     # -- identity --------------------------------------------------------------------------------------------------
 
@@ -312,6 +317,9 @@ class Context:
         """
         was_waiting = self._loaders.add(loader, name=name, per_rank=per_rank)
         self._gauges.are_loaders_per_rank = self._loaders.are_per_rank
+        waited_s = data_wait(loader)
+        if waited_s is not None:
+            self.time_use.add_source("data_s", waited_s)
         if hasattr(loader, "rows_delivered"):
             self._gauges.add_rows(lambda: loader.rows_delivered)
         if was_waiting and self._restored is not None and self._restored[0] == self.step:
@@ -360,6 +368,10 @@ class Context:
         """
         if OURS in into:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="into")
+        with self.time_use.during("restore_s"):
+            return self._restore(into, generators=generators, loaders=loaders, strict=strict)
+
+    def _restore(self, into: Mapping[str, Any], *, generators: bool, loaders: bool, strict: bool) -> Progress:
         self.saves = True
         self._membership.report("RECOVERING")
         self._schedule.restored()
@@ -415,6 +427,8 @@ class Context:
         if epoch is not None:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
+        if not self.time_use.is_begun:
+            self.time_use.begin()
         for listener in _listeners:
             listener.reported(self, metrics)
 
@@ -437,6 +451,16 @@ class Context:
         self.step = self.step if step is None else step
         if OURS in state:
             raise InvalidArgument(f"the name {OURS!r} is reserved; choose another name", field="state")
+        with self.time_use.during("checkpoint_s"):
+            return self._checkpoint(state, metadata, replicated, arguments)
+
+    def _checkpoint(
+        self,
+        state: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None,
+        replicated: Iterable[str],
+        arguments: dict[str, Any],
+    ) -> Save:
         for listener in _listeners:
             listener.saving(self)
         self.alone.hold(SAVING)
@@ -497,7 +521,8 @@ class Context:
             return None
         save = self.checkpoint(state, **arguments)
         if should_stop:
-            save.wait()
+            with self.time_use.during("checkpoint_s"):
+                save.wait()
             self.stop(due[0].reason)
         return save
 
@@ -605,7 +630,9 @@ class Context:
         unsaved = self._last.take()
         if self.companion is not None:
             self.companion.ending(self.step)
-        if self._membership.ends_together(self.step) and unsaved is not None:
+        with self.time_use.during("barrier_s"):
+            ends_together = self._membership.ends_together(self.step)
+        if ends_together and unsaved is not None:
             state, arguments = unsaved
             self.checkpoint(state, **arguments)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from strata.coordinator.client import CoordinatorClient, Worker
     from strata.coordinator.state.events import CommandRecord
     from strata.coordinator.state.membership import WorkerStateName
+    from strata.coordinator.state.time_use import TimeUse
     from strata.identity import Identity
     from strata.train.agreement import Wish
 
@@ -71,6 +72,10 @@ class Membership(Protocol):
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
         """Report the metrics that `gauges` returns. Another thread calls it about once a second."""
+        ...
+
+    def measure(self, read: Callable[[], TimeUse | None]) -> None:
+        """Send what `read` returns with every heartbeat. Another thread calls it."""
         ...
 
     def restored(self, found: CheckpointMetadata) -> None: ...
@@ -133,6 +138,9 @@ class NoMembership:
         pass
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
+        pass
+
+    def measure(self, read: Callable[[], TimeUse | None]) -> None:
         pass
 
     def restored(self, found: CheckpointMetadata) -> None:
@@ -261,6 +269,9 @@ class JoinedMembership:
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
         self._gauges = gauges
+
+    def measure(self, read: Callable[[], TimeUse | None]) -> None:
+        self._worker.measure(read)
 
     def restored(self, found: CheckpointMetadata) -> None:
         """Report a restored checkpoint, and warn if it is not the last one that the coordinator knows."""

@@ -82,7 +82,8 @@ class Meetings:
             self._ctx.alone.hold(MEETING)
             yield
             return
-        store = self._arrive(name, timeout_s)
+        with self._ctx.time_use.during("barrier_s"):
+            store = self._arrive(name, timeout_s)
         own = distributed.PrefixStore(name, store)  # type: ignore[attr-defined]  # torch does not declare the export
         self._ctx.init_process_group(store=own, rank=self._ctx.rank, world_size=self._ctx.world_size)
         try:

@@ -201,6 +201,7 @@ class HeartbeatRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     ACKED_COMMAND_ID_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    TIME_USE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     worker_id: _builtins.str
     incarnation: _builtins.int
@@ -218,6 +219,10 @@ class HeartbeatRequest(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerEvent]:
         """What has happened to the worker since the last heartbeat that was answered."""
 
+    @_builtins.property
+    def time_use(self) -> _types_pb2.TimeUse:
+        """Missing before the first step, and from workers that do not measure it. The newest one counts."""
+
     def __init__(
         self,
         *,
@@ -230,10 +235,11 @@ class HeartbeatRequest(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         acked_command_id: _builtins.int = ...,
         events: _abc.Iterable[_types_pb2.WorkerEvent] | None = ...,
+        time_use: _types_pb2.TimeUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_step", b"_step", "epoch", b"epoch", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_step", b"_step", "epoch", b"epoch", "step", b"step", "time_use", b"time_use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_step", b"_step", "acked_command_id", b"acked_command_id", "epoch", b"epoch", "events", b"events", "incarnation", b"incarnation", "job_id", b"job_id", "metrics", b"metrics", "state", b"state", "step", b"step", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_step", b"_step", "acked_command_id", b"acked_command_id", "epoch", b"epoch", "events", b"events", "incarnation", b"incarnation", "job_id", b"job_id", "metrics", b"metrics", "state", b"state", "step", b"step", "time_use", b"time_use", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015

@@ -160,6 +160,7 @@ class Worker(_message.Message):
     LAUNCH_RANK_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    TIME_USE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     """Increases whenever a worker with this id registers again after its death. Informational: the worker's own calls
@@ -188,6 +189,10 @@ class Worker(_message.Message):
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerEvent]:
         """The newest event of each kind."""
 
+    @_builtins.property
+    def time_use(self) -> Global___TimeUse:
+        """Missing before the first step, and from workers that do not measure it."""
+
     def __init__(
         self,
         *,
@@ -205,10 +210,11 @@ class Worker(_message.Message):
         launch_rank: _builtins.int | None = ...,
         attempt: _builtins.int | None = ...,
         events: _abc.Iterable[Global___WorkerEvent] | None = ...,
+        time_use: Global___TimeUse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_launch_rank", b"_launch_rank", "attempt", b"attempt", "launch_rank", b"launch_rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_launch_rank", b"_launch_rank", "attempt", b"attempt", "launch_rank", b"launch_rank", "time_use", b"time_use"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_launch_rank", b"_launch_rank", "attempt", b"attempt", "capacity", b"capacity", "epoch", b"epoch", "events", b"events", "hostname", b"hostname", "incarnation", b"incarnation", "launch_rank", b"launch_rank", "metrics", b"metrics", "rank", b"rank", "silent_s", b"silent_s", "state", b"state", "step", b"step", "suspect", b"suspect", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_launch_rank", b"_launch_rank", "attempt", b"attempt", "capacity", b"capacity", "epoch", b"epoch", "events", b"events", "hostname", b"hostname", "incarnation", b"incarnation", "launch_rank", b"launch_rank", "metrics", b"metrics", "rank", b"rank", "silent_s", b"silent_s", "state", b"state", "step", b"step", "suspect", b"suspect", "time_use", b"time_use", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
     _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
@@ -248,6 +254,52 @@ class WorkerEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerEvent: _TypeAlias = WorkerEvent  # noqa: Y015
+
+@_typing.final
+class TimeUse(_message.Message):
+    """Where the time of a worker process went since its first step. Every value counts from there and never decreases. The
+    rest of `measured_s` is computing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEASURED_S_FIELD_NUMBER: _builtins.int
+    DATA_S_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_S_FIELD_NUMBER: _builtins.int
+    BARRIER_S_FIELD_NUMBER: _builtins.int
+    RESTORE_S_FIELD_NUMBER: _builtins.int
+    COLLECTIVE_S_FIELD_NUMBER: _builtins.int
+    measured_s: _builtins.float
+    """Since the end of the first step."""
+    data_s: _builtins.float
+    """Waiting for the next batch."""
+    checkpoint_s: _builtins.float
+    """In a save, until training continues."""
+    barrier_s: _builtins.float
+    """At barriers of the runtime, and while the ranks agree on a step."""
+    restore_s: _builtins.float
+    """Loading a checkpoint."""
+    collective_s: _builtins.float
+    """In collectives; missing if the worker cannot measure it, and then part of computing."""
+    def __init__(
+        self,
+        *,
+        measured_s: _builtins.float = ...,
+        data_s: _builtins.float = ...,
+        checkpoint_s: _builtins.float = ...,
+        barrier_s: _builtins.float = ...,
+        restore_s: _builtins.float = ...,
+        collective_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_collective_s", b"_collective_s", "collective_s", b"collective_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_collective_s", b"_collective_s", "barrier_s", b"barrier_s", "checkpoint_s", b"checkpoint_s", "collective_s", b"collective_s", "data_s", b"data_s", "measured_s", b"measured_s", "restore_s", b"restore_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__collective_s: _TypeAlias = _typing.Literal["collective_s"]  # noqa: Y015
+    _WhichOneofArgType__collective_s: _TypeAlias = _typing.Literal["_collective_s", b"_collective_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__collective_s) -> _WhichOneofReturnType__collective_s | None: ...
+
+Global___TimeUse: _TypeAlias = TimeUse  # noqa: Y015
 
 @_typing.final
 class Shard(_message.Message):

@@ -8,6 +8,8 @@ import { useConnection } from "./useConnection";
 
 const WorkersPage = lazy(() => import("@/features/workers/WorkersPage"));
 const EventsPage = lazy(() => import("@/features/events/EventsPage"));
+const GoodputPage = lazy(() => import("@/features/goodput/GoodputPage"));
+const RecoveryPage = lazy(() => import("@/features/recovery/RecoveryPage"));
 const CheckpointsPage = lazy(() => import("@/features/checkpoints/CheckpointsPage"));
 
 export function App() {
@@ -27,6 +29,12 @@ export function App() {
             </Route>
             <Route path="/events">
               <EventsPage />
+            </Route>
+            <Route path="/goodput">
+              <GoodputPage />
+            </Route>
+            <Route path="/recovery">
+              <RecoveryPage />
             </Route>
             <Route path="/checkpoints">
               <CheckpointsPage />

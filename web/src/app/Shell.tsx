@@ -23,6 +23,8 @@ interface PageLink {
 const PAGES: readonly PageLink[] = [
   { path: "/", label: "Overview", icon: "overview", needsCoordinator: true },
   { path: "/workers", label: "Workers", icon: "workers", needsCoordinator: true },
+  { path: "/goodput", label: "Goodput", icon: "compare", needsCoordinator: true },
+  { path: "/recovery", label: "Recovery", icon: "follow", needsCoordinator: true },
   { path: "/events", label: "Events", icon: "events", needsCoordinator: true },
   { path: "/checkpoints", label: "Checkpoints", icon: "checkpoints", needsCoordinator: false },
 ];

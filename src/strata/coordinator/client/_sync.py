@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.events import CheckpointKind, CheckpointRecord, CommandName, CommandRecord, ShardEntry
     from strata.coordinator.state.membership import WorkerEventName, WorkerStateName
     from strata.coordinator.state.shards import Shard
+    from strata.coordinator.state.time_use import TimeUse
     from strata.errors import StrataError
     from strata.transport.credentials import ClientSecurity
 
@@ -379,6 +380,10 @@ class Worker:
     def report_event(self, kind: WorkerEventName, *, at_s: float, step: int = 0) -> None:
         """Report a moment in this process's life with the next heartbeat."""
         self._worker.report_event(kind, at_s=at_s, step=step)
+
+    def measure(self, read: Callable[[], TimeUse | None]) -> None:
+        """Send where this process's time went with every heartbeat: what `read` returns, in another thread."""
+        self._worker.measure(read)
 
     def heartbeat(self) -> None:
         """Send the reported progress now instead of with the next heartbeat."""

@@ -26,13 +26,14 @@ from strata.lifecycle import renewed
 from strata.v1 import calls_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from strata.coordinator.client._async import AsyncCoordinatorClient
     from strata.coordinator.state.checkpoints import CheckpointProgress
     from strata.coordinator.state.events import CheckpointKind, CommandRecord
     from strata.coordinator.state.membership import WorkerEventName, WorkerStateName
     from strata.coordinator.state.shards import Shard
+    from strata.coordinator.state.time_use import TimeUse
 
 OUT = (StaleIncarnation, UnknownWorker, UnknownJob)
 """Errors that mean that this worker is no longer a member."""
@@ -74,6 +75,7 @@ class AsyncWorker:
         self._epoch: int | None = None
         self._metrics: dict[str, float] = {}
         self._events: list[WorkerEvent] = []
+        self._read_time_use: Callable[[], TimeUse | None] = lambda: None
         self._noting = renewed(threading.Lock())
         """Threads other than the loop's call `report`."""
         self._commands: list[CommandRecord] = []
@@ -117,6 +119,10 @@ class AsyncWorker:
         with self._noting:
             self._events.append(WorkerEvent(kind, at_s, limits.check_count(step, "step")))
 
+    def measure(self, read: Callable[[], TimeUse | None]) -> None:
+        """Send where this process's time went with every heartbeat: what `read` returns, in the loop's thread."""
+        self._read_time_use = read
+
     def forget_report(self) -> None:
         """Drop a report that was rejected; a worker must not die because of its report."""
         self._state = self._step = self._epoch = None
@@ -127,6 +133,7 @@ class AsyncWorker:
         with self._noting:
             metrics, self._metrics = self._metrics, {}
             events, self._events = self._events, []
+        use = self._read_time_use()
         request = message(
             pb.HeartbeatRequest,
             job_id=self.job_id,
@@ -138,6 +145,7 @@ class AsyncWorker:
             metrics=metrics,
             acked_command_id=self._acked_command_id,
             events=map(wire.encode_worker_event, events),
+            time_use=None if use is None else wire.encode_time_use(use),
         )
         try:
             beat: pb.HeartbeatResponse = await self._client.call("heartbeat", request, timeout_s=self.lease_s)

@@ -140,6 +140,7 @@ def _heartbeat(core: Core, r: pb.HeartbeatRequest, clock: Clock) -> Beat:
         acked_command_id=r.acked_command_id,
         now_s=clock.monotonic_s(),
         events=wire.decode_worker_events(r.events) if r.events else (),
+        time_use=wire.decode_time_use(r.time_use) if r.HasField("time_use") else None,
     )
 
 
@@ -348,6 +349,7 @@ def _workers(membership: Membership, now_s: float, begin: int, end: int) -> pb.L
                 launch_rank=m.joined.launch_rank,
                 attempt=m.joined.attempt,
                 events=map(wire.encode_worker_event, m.events.values()),
+                time_use=None if m.time_use is None else wire.encode_time_use(m.time_use),
             )
             for rank, m in itertools.islice(membership.ranked(), begin, end)
         ],

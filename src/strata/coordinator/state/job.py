@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.checkpoints import CheckpointProgress
     from strata.coordinator.state.membership import Member, WorkerEvent, WorkerStateName
     from strata.coordinator.state.shards import Shard
+    from strata.coordinator.state.time_use import TimeUse
 
 DEFAULT_JOB = "default"
 
@@ -242,16 +243,19 @@ class Job:
         acked_command_id: int,
         now_s: float,
         events: Sequence[WorkerEvent] = (),
+        time_use: TimeUse | None = None,
     ) -> Beat:
         """Process a heartbeat. With fence 0 it only reads, which any caller may do: it neither reports nor renews the
         lease.
         """
         member = self.membership.member(worker_id, fence)
         if fence:
-            self.membership.beat(member, now_s, state=state, step=step, epoch=epoch, metrics=metrics, events=events)
+            self.membership.beat(
+                member, now_s, state=state, step=step, epoch=epoch, metrics=metrics, events=events, time_use=time_use
+            )
             if events:
                 self._outbox.notices += [WorkerEventReported(self.job_id, worker_id, event) for event in events]
-        elif metrics or events or acked_command_id or (state, step, epoch) != (None, None, None):
+        elif metrics or events or acked_command_id or (state, step, epoch, time_use) != (None, None, None, None):
             raise StaleIncarnation(
                 "incarnation is 0, with which a heartbeat may read but not report; "
                 "send the one returned by RegisterWorker",
@@ -471,7 +475,7 @@ class Job:
         self._appliers[type(event)](event)
 
     def _apply_left(self, event: e.WorkerLeft) -> None:
-        self.membership.apply_left(event)
+        self.membership.apply_left(event, self._now_s)
         self.commands.apply_left(event.worker_id)
 
     def _apply_generation(self, event: e.GenerationStarted) -> None:

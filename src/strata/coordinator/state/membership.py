@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from strata.coordinator.config import LeaseConfig, Limits
     from strata.coordinator.state.events import LeaveCause
+    from strata.coordinator.state.time_use import TimeUse
 
 WorkerStateName = Literal["INITIALIZING", "IDLE", "LOADING_DATA", "TRAINING", "CHECKPOINTING", "RECOVERING", "ERROR"]
 
@@ -62,6 +63,7 @@ class Member:
     last_seen_s: float
     progress_s: float
     """When its step last changed, or it last did something other than training."""
+    joined_s: float = 0.0
     suspect_since_s: float | None = None
     suspect_reason: str = ""
     """The reason reported with the suspicion, if any."""
@@ -71,6 +73,10 @@ class Member:
     metrics: dict[str, Series] = field(default_factory=dict)
     events: dict[WorkerEventName, WorkerEvent] = field(default_factory=dict)
     """The newest event of each kind."""
+    time_use: TimeUse | None = None
+    """The newest that it has measured."""
+    time_use_at_s: float = 0.0
+    """When that arrived."""
 
     @property
     def worker_id(self) -> str:
@@ -97,6 +103,8 @@ class Membership:
         """Worker id → reason, for workers that left since the last seal."""
         self.departed: dict[str, WorkerLeft] = {}
         """The last incarnation to leave, for each worker id that is not a member now."""
+        self.left_s: dict[str, float] = {}
+        """When the last incarnation to leave did so, by worker id; not durable."""
         self._ranks: dict[str, int] | None = None
         """Computed on first use after a change."""
         self._lease = lease
@@ -299,6 +307,7 @@ class Membership:
         epoch: int | None,
         metrics: Mapping[str, float],
         events: Sequence[WorkerEvent] = (),
+        time_use: TimeUse | None = None,
     ) -> None:
         if metrics:
             self._check_metrics(member, metrics)
@@ -318,6 +327,8 @@ class Membership:
             member.epoch = epoch
         for event in events:
             member.events[event.kind] = event
+        if time_use is not None:
+            member.time_use, member.time_use_at_s = time_use, now_s
         if not metrics:
             return
         for name, value in metrics.items():
@@ -369,12 +380,16 @@ class Membership:
         gone = self.departed.pop(event.worker_id, None)
         if gone is not None:
             self.successors[gone.incarnation] = event.incarnation
-        self.members[event.worker_id] = Member(event, last_seen_s=now_s, progress_s=now_s)
+        self.members[event.worker_id] = Member(event, last_seen_s=now_s, progress_s=now_s, joined_s=now_s)
         self.last_incarnation = event.incarnation
         self._ranks = None
         self.changes.append(event.words())
 
-    def apply_left(self, event: WorkerLeft) -> None:
+    def apply_left(self, event: WorkerLeft, now_s: float) -> None:
+        self.left_s.pop(event.worker_id, None)
+        self.left_s[event.worker_id] = now_s
+        while len(self.left_s) > MAX_DEPARTED:
+            del self.left_s[next(iter(self.left_s))]
         del self.members[event.worker_id]
         self._ranks = None
         self.departed.pop(event.worker_id, None)

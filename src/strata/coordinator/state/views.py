@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.events import CheckpointRecord
     from strata.coordinator.state.membership import WorkerEvent, WorkerEventName, WorkerStateName
     from strata.coordinator.state.shards import Shard
+    from strata.coordinator.state.time_use import TimeUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class WorkerInfo:
     attempt: int | None = None
     events: dict[WorkerEventName, WorkerEvent] = field(default_factory=dict)
     """The newest event of each kind."""
+    time_use: TimeUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,21 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from strata.dashboard.goodput import MAX_LIVES, Life
 from strata.dashboard.history.rings import MAX_TIME_S, RESOLUTIONS, Bucket
 from strata.dashboard.history.store import MAX_SERIES, Row, SeriesKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from strata.dashboard.history.store import Changes
 
 log = logging.getLogger(__name__)
+
+_LIFE = msgspec.json.Decoder(Life)
 
 VERSION = 1
 SUFFIX = ".history.db"
@@ -37,6 +42,7 @@ CREATE TABLE IF NOT EXISTS buckets (
     count INTEGER NOT NULL, mean REAL NOT NULL, min REAL NOT NULL, max REAL NOT NULL,
     PRIMARY KEY (series, interval_s, start_s)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS lives (key TEXT PRIMARY KEY, joined_at_s REAL NOT NULL, life BLOB NOT NULL);
 """
 
 
@@ -56,7 +62,22 @@ class HistoryFile:
             self._start_anew(str(error))
             return []
 
-    def write(self, changes: Changes) -> None:
+    def load_lives(self) -> list[Life]:
+        """Return the processes that are stored, the oldest first; without those that cannot be read."""
+        try:
+            rows = self._database.execute(
+                "SELECT life FROM lives ORDER BY joined_at_s DESC LIMIT ?", (MAX_LIVES,)
+            ).fetchall()
+        except sqlite3.Error as error:
+            self._start_anew(str(error))
+            return []
+        found = []
+        for (blob,) in reversed(rows):
+            with contextlib.suppress(msgspec.MsgspecError):
+                found.append(_LIFE.decode(blob))
+        return found
+
+    def write(self, changes: Changes, lives: Sequence[Life] = ()) -> None:
         """Store changes and drop what no ring remembers.
 
         Raises:
@@ -71,6 +92,15 @@ class HistoryFile:
                     (self._id_of(key), interval_s, bucket.start_s, bucket.num, bucket.mean, bucket.min, bucket.max)
                     for key, interval_s, bucket in changes.rows
                 ],
+            )
+            self._database.executemany(
+                "INSERT OR REPLACE INTO lives VALUES (?, ?, ?)",
+                [(life.key, life.joined_at_s, msgspec.json.encode(life)) for life in lives],
+            )
+            self._database.execute(
+                "DELETE FROM lives WHERE joined_at_s < "
+                "(SELECT joined_at_s FROM lives ORDER BY joined_at_s DESC LIMIT 1 OFFSET ?)",
+                (MAX_LIVES,),
             )
             self._prune(changes)
 

@@ -8,7 +8,9 @@ from pydantic import Field, SecretStr
 
 from strata.coordinator.http.models import EventLine, Model, Page
 from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - evaluated at run time
+from strata.dashboard.goodput import Category  # noqa: TC001 - evaluated at run time
 from strata.dashboard.health import FindingKind, Level  # noqa: TC001 - evaluated at run time
+from strata.dashboard.recovery import MomentName  # noqa: TC001 - evaluated at run time
 from strata.dashboard.sample import JobState  # noqa: TC001 - evaluated at run time
 
 RoleName = Literal["reader", "worker", "admin"]
@@ -200,3 +202,50 @@ class LiveEvents(Model):
     workers: WorkersChanged
     points: Points
     events: NewEvents
+
+
+# -- goodput and recovery ----------------------------------------------------------------------------------------------
+
+
+class GoodputEntry(Model):
+    attempt: int | None = Field(description="Null for the whole run.")
+    began_at_s: float
+    ended_at_s: float
+    num_ranks: int = Field(description="Of the run: the most ranks of an attempt.")
+    total_s: float = Field(description="Wall time multiplied by ranks; the sum of the parts.")
+    goodput: float | None = Field(description="The share of computing, without steps computed twice.")
+    parts_s: dict[Category, float]
+
+
+class Goodput(Model):
+    job_id: str
+    at_s: float
+    run: GoodputEntry | None = Field(description="Null if no worker has joined yet.")
+    attempts: list[GoodputEntry] = Field(description="The newest 200, in order.")
+    num_attempts: int
+
+
+class RecoveryMoment(Model):
+    name: MomentName
+    at_s: float | None = Field(description="Null if it did not happen, or has not happened yet.")
+    after_s: float | None = Field(description="Since the detection.")
+
+
+class RunRecovery(Model):
+    failed_attempt: int
+    attempt: int | None = Field(description="The attempt that followed; null if there was none.")
+    rank: int | None
+    cause: str
+    generation: int | None
+    step: int | None = Field(description="Step of the checkpoint that was loaded; null for a start without one.")
+    first_step: int | None
+    took_s: float | None = Field(description="From the detection to the first step.")
+    moments: list[RecoveryMoment]
+    last_lines: list[str] = Field(description="The end of the log of the worker that failed first.")
+
+
+class Recoveries(Model):
+    job_id: str
+    is_recorded: bool = Field(description="False if this coordinator has no timeline of the job.")
+    items: list[RunRecovery] = Field(description="The newest 200, newest first.")
+    num_recoveries: int

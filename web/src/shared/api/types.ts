@@ -24,6 +24,12 @@ export type WorkerState = Worker["state"];
 export type EventLine = D["EventLine"];
 export type EventPage = D["EventPage"];
 export type Checkpoint = D["Checkpoint"];
+export type Goodput = D["Goodput"];
+export type GoodputEntry = D["GoodputEntry"];
+export type GoodputCategory = keyof GoodputEntry["parts_s"];
+export type Recoveries = D["Recoveries"];
+export type RunRecovery = D["RunRecovery"];
+export type RecoveryMoment = D["RecoveryMoment"];
 
 export interface Page<Item> {
   items: Item[];

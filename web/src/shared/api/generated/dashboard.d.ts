@@ -80,6 +80,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/goodput": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Goodput
+         * @description Return where the wall time of a job went: parts that add up to its time, multiplied by its ranks.
+         */
+        get: operations["goodput_api_goodput_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/health": {
         parameters: {
             query?: never;
@@ -212,6 +232,26 @@ export interface paths {
          * @description Return what a first look needs: health, jobs, workers by state, newest values. At most a second old.
          */
         get: operations["overview_api_overview_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/recoveries": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Recoveries
+         * @description Return every failure of a run, newest first, with its moments from the detection to the first step.
+         */
+        get: operations["recoveries_api_recoveries_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -519,6 +559,53 @@ export interface components {
              * @description Pass this as `after` to continue; at the end, to get newer events.
              */
             next_after: number;
+        };
+        /** Goodput */
+        Goodput: {
+            /** At S */
+            at_s: number;
+            /**
+             * Attempts
+             * @description The newest 200, in order.
+             */
+            attempts: components["schemas"]["GoodputEntry"][];
+            /** Job Id */
+            job_id: string;
+            /** Num Attempts */
+            num_attempts: number;
+            /** @description Null if no worker has joined yet. */
+            run: components["schemas"]["GoodputEntry"] | null;
+        };
+        /** GoodputEntry */
+        GoodputEntry: {
+            /**
+             * Attempt
+             * @description Null for the whole run.
+             */
+            attempt: number | null;
+            /** Began At S */
+            began_at_s: number;
+            /** Ended At S */
+            ended_at_s: number;
+            /**
+             * Goodput
+             * @description The share of computing, without steps computed twice.
+             */
+            goodput: number | null;
+            /**
+             * Num Ranks
+             * @description Of the run: the most ranks of an attempt.
+             */
+            num_ranks: number;
+            /** Parts S */
+            parts_s: {
+                [key: string]: number;
+            };
+            /**
+             * Total S
+             * @description Wall time multiplied by ranks; the sum of the parts.
+             */
+            total_s: number;
         };
         /** Health */
         Health: {
@@ -1029,12 +1116,82 @@ export interface components {
              */
             message: string;
         };
+        /** Recoveries */
+        Recoveries: {
+            /**
+             * Is Recorded
+             * @description False if this coordinator has no timeline of the job.
+             */
+            is_recorded: boolean;
+            /**
+             * Items
+             * @description The newest 200, newest first.
+             */
+            items: components["schemas"]["RunRecovery"][];
+            /** Job Id */
+            job_id: string;
+            /** Num Recoveries */
+            num_recoveries: number;
+        };
+        /** RecoveryMoment */
+        RecoveryMoment: {
+            /**
+             * After S
+             * @description Since the detection.
+             */
+            after_s: number | null;
+            /**
+             * At S
+             * @description Null if it did not happen, or has not happened yet.
+             */
+            at_s: number | null;
+            /**
+             * Name
+             * @enum {string}
+             */
+            name: "detected" | "generation" | "started" | "loaded" | "first_step";
+        };
         /** Reset */
         Reset: {
             /** Cursor */
             cursor: string;
             /** Reason */
             reason: string;
+        };
+        /** RunRecovery */
+        RunRecovery: {
+            /**
+             * Attempt
+             * @description The attempt that followed; null if there was none.
+             */
+            attempt: number | null;
+            /** Cause */
+            cause: string;
+            /** Failed Attempt */
+            failed_attempt: number;
+            /** First Step */
+            first_step: number | null;
+            /** Generation */
+            generation: number | null;
+            /**
+             * Last Lines
+             * @description The end of the log of the worker that failed first.
+             */
+            last_lines: string[];
+            /** Moments */
+            moments: components["schemas"]["RecoveryMoment"][];
+            /** Rank */
+            rank: number | null;
+            /**
+             * Step
+             * @description Step of the checkpoint that was loaded; null for a start without one.
+             */
+            step: number | null;
+            /**
+             * Took S
+             * @description From the detection to the first step.
+             */
+            took_s: number | null;
         };
         /** SeriesInfo */
         SeriesInfo: {
@@ -1595,6 +1752,83 @@ export interface operations {
             };
         };
     };
+    goodput_api_goodput_get: {
+        parameters: {
+            query: {
+                /** @description The job. */
+                job: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Goodput"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     health_api_health_get: {
         parameters: {
             query?: never;
@@ -1994,6 +2228,83 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Overview"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    recoveries_api_recoveries_get: {
+        parameters: {
+            query: {
+                /** @description The job. */
+                job: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Recoveries"];
                 };
             };
             /** @description The token is missing or unknown. */

@@ -1,45 +1,5 @@
 // Generated from openapi/explorer.json by `npm run api`.
 export interface paths {
-    "/api/explorer/places": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Places
-         * @description List the places that can be explored.
-         */
-        get: operations["places_api_explorer_places_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/checkpoints": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Checkpoints
-         * @description List the checkpoints of a place, with their lineage.
-         */
-        get: operations["checkpoints_api_explorer_checkpoints_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/api/explorer/checkpoint": {
         parameters: {
             query?: never;
@@ -60,7 +20,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/explorer/tree": {
+    "/api/explorer/checkpoints": {
         parameters: {
             query?: never;
             header?: never;
@@ -68,170 +28,10 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Children
-         * @description List the groups and tensors directly below a group.
+         * Checkpoints
+         * @description List the checkpoints of a place, with their lineage.
          */
-        get: operations["children_api_explorer_tree_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/tensors": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Tensors
-         * @description Search tensors by name and property. Repeat the request until the scan is complete.
-         */
-        get: operations["tensors_api_explorer_tensors_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/statistics": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Statistics
-         * @description Return a tensor with its statistics; compute them if they are not stored.
-         */
-        get: operations["statistics_api_explorer_statistics_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/histogram": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Histogram
-         * @description Return the histogram of a tensor, of all its elements or of those from `low` to `high`.
-         */
-        get: operations["histogram_api_explorer_histogram_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/heatmap": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Heat Map
-         * @description Return the means of blocks of a tensor: its first dimension by all others.
-         */
-        get: operations["heat_map_api_explorer_heatmap_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/rows": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Rows
-         * @description Return the norms of the rows of a tensor, and the rows that are dead or not finite.
-         */
-        get: operations["rows_api_explorer_rows_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/singular-values": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Singular Values
-         * @description Return the singular values of a small matrix, largest first.
-         */
-        get: operations["singular_values_api_explorer_singular_values_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/values": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Values
-         * @description Return the elements of a box of a tensor.
-         */
-        get: operations["values_api_explorer_values_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/api/explorer/follow": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /**
-         * Follow
-         * @description Return one tensor in all checkpoints of a place, oldest first.
-         */
-        get: operations["follow_api_explorer_follow_get"];
+        get: operations["checkpoints_api_explorer_checkpoints_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -280,20 +80,160 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/explorer/verify": {
+    "/api/explorer/export": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        get?: never;
-        put?: never;
         /**
-         * Verify
-         * @description Verify every byte of a checkpoint in the background.
+         * Export
+         * @description Download tensors as one safetensors file.
          */
-        post: operations["verify_api_explorer_verify_post"];
+        get: operations["export_api_explorer_export_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/follow": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Follow
+         * @description Return one tensor in all checkpoints of a place, oldest first.
+         */
+        get: operations["follow_api_explorer_follow_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/heatmap": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Heat Map
+         * @description Return the means of blocks of a tensor: its first dimension by all others.
+         */
+        get: operations["heat_map_api_explorer_heatmap_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/histogram": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Histogram
+         * @description Return the histogram of a tensor, of all its elements or of those from `low` to `high`.
+         */
+        get: operations["histogram_api_explorer_histogram_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/places": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Places
+         * @description List the places that can be explored.
+         */
+        get: operations["places_api_explorer_places_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/rows": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Rows
+         * @description Return the norms of the rows of a tensor, and the rows that are dead or not finite.
+         */
+        get: operations["rows_api_explorer_rows_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/singular-values": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Singular Values
+         * @description Return the singular values of a small matrix, largest first.
+         */
+        get: operations["singular_values_api_explorer_singular_values_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/statistics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Statistics
+         * @description Return a tensor with its statistics; compute them if they are not stored.
+         */
+        get: operations["statistics_api_explorer_statistics_get"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -344,7 +284,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/api/explorer/export": {
+    "/api/explorer/tensors": {
         parameters: {
             query?: never;
             header?: never;
@@ -352,12 +292,72 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Export
-         * @description Download tensors as one safetensors file.
+         * Tensors
+         * @description Search tensors by name and property. Repeat the request until the scan is complete.
          */
-        get: operations["export_api_explorer_export_get"];
+        get: operations["tensors_api_explorer_tensors_get"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/tree": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Children
+         * @description List the groups and tensors directly below a group.
+         */
+        get: operations["children_api_explorer_tree_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/values": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Values
+         * @description Return the elements of a box of a tensor.
+         */
+        get: operations["values_api_explorer_values_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/explorer/verify": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Verify
+         * @description Verify every byte of a checkpoint in the background.
+         */
+        post: operations["verify_api_explorer_verify_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -370,10 +370,10 @@ export interface components {
     schemas: {
         /** CheckpointRef */
         CheckpointRef: {
-            /** Place */
-            place: string;
             /** Id */
             id: string;
+            /** Place */
+            place: string;
         };
         /**
          * CheckpointType
@@ -383,13 +383,13 @@ export interface components {
         CheckpointType: "FULL" | "INCREMENTAL" | "OPTIMIZER_ONLY" | "MODEL_ONLY";
         /** ComparedHistogram */
         ComparedHistogram: {
-            /** Name */
-            name: string;
+            change: components["schemas"]["TensorChange"];
             /** Edges */
             edges: number[];
-            old: components["schemas"]["SideHistogram"];
+            /** Name */
+            name: string;
             new: components["schemas"]["SideHistogram"];
-            change: components["schemas"]["TensorChange"];
+            old: components["schemas"]["SideHistogram"];
             /** Read Bytes */
             read_bytes: number;
         };
@@ -397,43 +397,43 @@ export interface components {
         ComparedPage: {
             /** Items */
             items: components["schemas"]["ComparedTensor"][];
-            /**
-             * Total
-             * @description The number of matching items on all pages.
-             */
-            total: number;
             /** Limit */
             limit: number;
-            /** Offset */
-            offset: number;
+            new: components["schemas"]["CheckpointRef"];
             /**
              * Next Offset
              * @description The offset of the next page; null on the last page.
              */
             next_offset: number | null;
-            old: components["schemas"]["CheckpointRef"];
-            new: components["schemas"]["CheckpointRef"];
-            /** Num Same */
-            num_same: number;
-            /** Num Changed */
-            num_changed: number;
             /** Num Added */
             num_added: number;
+            /** Num Changed */
+            num_changed: number;
             /** Num Removed */
             num_removed: number;
             /** Num Reshaped */
             num_reshaped: number;
+            /** Num Same */
+            num_same: number;
+            /** Offset */
+            offset: number;
+            old: components["schemas"]["CheckpointRef"];
             /** Same Structure */
             same_structure: boolean;
             scan: components["schemas"]["ScanState"];
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
         };
         /** ComparedTensor */
         ComparedTensor: {
+            change: components["schemas"]["TensorChange"];
             /** Name */
             name: string;
-            old: components["schemas"]["TensorSide"] | null;
             new: components["schemas"]["TensorSide"] | null;
-            change: components["schemas"]["TensorChange"];
+            old: components["schemas"]["TensorSide"] | null;
         };
         /** ErrorBody */
         ErrorBody: {
@@ -441,6 +441,38 @@ export interface components {
         };
         /** ExplorerCheckpoint */
         ExplorerCheckpoint: {
+            /**
+             * Bases
+             * @description The checkpoints whose files it needs.
+             */
+            bases: string[];
+            /**
+             * Branch
+             * @description How often training had gone back to an earlier step before.
+             */
+            branch: number;
+            /**
+             * Children
+             * @description The checkpoints that are deltas against this one.
+             */
+            children: string[];
+            /**
+             * Created At S
+             * @description Unix time.
+             */
+            created_at_s: number;
+            /**
+             * Duration S
+             * @description The time that the save took, if the metadata records `duration_s`.
+             */
+            duration_s: number | null;
+            /** Epoch */
+            epoch: number | null;
+            /**
+             * Full Bytes
+             * @description The size of the whole state.
+             */
+            full_bytes: number;
             /** Id */
             id: string;
             /**
@@ -449,90 +481,53 @@ export interface components {
              */
             kind: "strata" | "safetensors";
             /**
-             * Step
-             * @description Null for a plain safetensors file, like other fields that it does not have.
-             */
-            step: number | null;
-            /** Epoch */
-            epoch: number | null;
-            type: components["schemas"]["CheckpointType"] | null;
-            /**
-             * Created At S
-             * @description Unix time.
-             */
-            created_at_s: number;
-            /**
-             * Size Bytes
-             * @description The size of its own files.
-             */
-            size_bytes: number;
-            /**
-             * Full Bytes
-             * @description The size of the whole state.
-             */
-            full_bytes: number;
-            /** Num Tensors */
-            num_tensors: number;
-            /** Num Ranks */
-            num_ranks: number | null;
-            /**
-             * Parent
-             * @description The checkpoint that a delta was computed against; empty if there is none.
-             */
-            parent: string;
-            /**
-             * Bases
-             * @description The checkpoints whose files it needs.
-             */
-            bases: string[];
-            /**
-             * Children
-             * @description The checkpoints that are deltas against this one.
-             */
-            children: string[];
-            /**
-             * Branch
-             * @description How often training had gone back to an earlier step before.
-             */
-            branch: number;
-            /**
-             * Duration S
-             * @description The time that the save took, if the metadata records `duration_s`.
-             */
-            duration_s: number | null;
-            /**
              * Metadata
              * @description What the caller passed to `save`, or the metadata of the file.
              */
             metadata: {
                 [key: string]: unknown;
             };
+            /** Model Hash */
+            model_hash: string;
+            /** Num Ranks */
+            num_ranks: number | null;
+            /** Num Tensors */
+            num_tensors: number;
+            /**
+             * Parent
+             * @description The checkpoint that a delta was computed against; empty if there is none.
+             */
+            parent: string;
+            /**
+             * Size Bytes
+             * @description The size of its own files.
+             */
+            size_bytes: number;
+            /**
+             * Step
+             * @description Null for a plain safetensors file, like other fields that it does not have.
+             */
+            step: number | null;
+            type: components["schemas"]["CheckpointType"] | null;
             /**
              * Why
              * @description Why the type is not the requested one; empty if it is.
              */
             why: string;
-            /** Model Hash */
-            model_hash: string;
         };
         /** ExplorerCheckpointPage */
         ExplorerCheckpointPage: {
             /** Items */
             items: components["schemas"]["ExplorerCheckpoint"][];
-            /**
-             * Total
-             * @description The number of matching items on all pages.
-             */
-            total: number;
             /** Limit */
             limit: number;
-            /** Offset */
-            offset: number;
             /**
              * Next Offset
              * @description The offset of the next page; null on the last page.
              */
             next_offset: number | null;
+            /** Offset */
+            offset: number;
             /**
              * Problems
              * @description Checkpoints that are ignored, and why.
@@ -540,14 +535,19 @@ export interface components {
             problems: {
                 [key: string]: string;
             };
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
         };
         /** ExplorerPlace */
         ExplorerPlace: {
             /**
-             * Place
-             * @description The id of the place in other requests.
+             * Kind
+             * @enum {string}
              */
-            place: string;
+            kind: "checkpoints" | "checkpoint" | "file";
             /** Label */
             label: string;
             /**
@@ -556,80 +556,80 @@ export interface components {
              */
             location: string;
             /**
-             * Kind
-             * @enum {string}
+             * Place
+             * @description The id of the place in other requests.
              */
-            kind: "checkpoints" | "checkpoint" | "file";
+            place: string;
         };
         /** FollowedPage */
         FollowedPage: {
             /** Items */
             items: components["schemas"]["FollowedTensor"][];
-            /**
-             * Total
-             * @description The number of matching items on all pages.
-             */
-            total: number;
             /** Limit */
             limit: number;
-            /** Offset */
-            offset: number;
+            /** Name */
+            name: string;
             /**
              * Next Offset
              * @description The offset of the next page; null on the last page.
              */
             next_offset: number | null;
-            /** Name */
-            name: string;
+            /** Offset */
+            offset: number;
             scan: components["schemas"]["ScanState"];
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
         };
         /** FollowedTensor */
         FollowedTensor: {
-            /** Id */
-            id: string;
-            /** Step */
-            step: number | null;
-            /** Epoch */
-            epoch: number | null;
-            /** Created At S */
-            created_at_s: number;
-            /** Is Present */
-            is_present: boolean;
-            /** Dtype */
-            dtype: string | null;
-            /** Shape */
-            shape: number[] | null;
-            statistics: components["schemas"]["TensorStatistics"] | null;
             /**
              * Changed
              * @description Whether it differs from the checkpoint before, by hashes.
              */
             changed: boolean | null;
+            /** Created At S */
+            created_at_s: number;
+            /** Dtype */
+            dtype: string | null;
+            /** Epoch */
+            epoch: number | null;
+            /** Id */
+            id: string;
+            /** Is Present */
+            is_present: boolean;
+            /** Shape */
+            shape: number[] | null;
             /**
              * Source
              * @description Where the statistics are from.
              * @enum {string}
              */
             source: "stored" | "computed" | "none";
+            statistics: components["schemas"]["TensorStatistics"] | null;
+            /** Step */
+            step: number | null;
         };
         /** Page[TreeNode] */
         Page_TreeNode_: {
             /** Items */
             items: components["schemas"]["TreeNode"][];
-            /**
-             * Total
-             * @description The number of matching items on all pages.
-             */
-            total: number;
             /** Limit */
             limit: number;
-            /** Offset */
-            offset: number;
             /**
              * Next Offset
              * @description The offset of the next page; null on the last page.
              */
             next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
         };
         /** PlaceList */
         PlaceList: {
@@ -638,6 +638,11 @@ export interface components {
         };
         /** Problem */
         Problem: {
+            /**
+             * Field
+             * @description The invalid parameter; empty if it is no single one.
+             */
+            field: string;
             /**
              * Kind
              * @description The name of the error, the same as over gRPC.
@@ -648,31 +653,21 @@ export interface components {
              * @description What is wrong, and how to fix it.
              */
             message: string;
-            /**
-             * Field
-             * @description The invalid parameter; empty if it is no single one.
-             */
-            field: string;
         };
         /** ScanState */
         ScanState: {
-            /**
-             * Num Needed
-             * @description Tensors whose answer needs data.
-             */
-            num_needed: number;
-            /** Num Done */
-            num_done: number;
             /**
              * Is Complete
              * @description If false, repeat the request: it continues where this one stopped.
              */
             is_complete: boolean;
+            /** Num Done */
+            num_done: number;
             /**
-             * Read Bytes
-             * @description Bytes that this request read.
+             * Num Needed
+             * @description Tensors whose answer needs data.
              */
-            read_bytes: number;
+            num_needed: number;
             /**
              * Problems
              * @description Tensors that were skipped, and why.
@@ -680,39 +675,44 @@ export interface components {
             problems: {
                 [key: string]: string;
             };
+            /**
+             * Read Bytes
+             * @description Bytes that this request read.
+             */
+            read_bytes: number;
         };
         /** SideHistogram */
         SideHistogram: {
             /** Counts */
             counts: number[];
-            /** Num Nan */
-            num_nan: number;
-            /** Num Inf */
-            num_inf: number;
             /** Num Elements */
             num_elements: number;
+            /** Num Inf */
+            num_inf: number;
+            /** Num Nan */
+            num_nan: number;
         };
         /** SingularValues */
         SingularValues: {
+            /** Condition */
+            condition: number | null;
+            /** Effective Rank */
+            effective_rank: number | null;
             /** Name */
             name: string;
-            /** Num Rows */
-            num_rows: number;
             /** Num Columns */
             num_columns: number;
+            /** Num Rows */
+            num_rows: number;
+            /** Read Bytes */
+            read_bytes: number;
+            /** Stable Rank */
+            stable_rank: number | null;
             /**
              * Values
              * @description Largest first; null if one overflows.
              */
             values: (number | null)[];
-            /** Condition */
-            condition: number | null;
-            /** Stable Rank */
-            stable_rank: number | null;
-            /** Effective Rank */
-            effective_rank: number | null;
-            /** Read Bytes */
-            read_bytes: number;
         };
         /** TaskList */
         TaskList: {
@@ -721,43 +721,37 @@ export interface components {
         };
         /** Tensor */
         Tensor: {
-            /** Name */
-            name: string;
+            /** @description Null without `against`. */
+            change: components["schemas"]["TensorChange"] | null;
             /** Dtype */
             dtype: string;
-            /** Shape */
-            shape: number[];
-            /** Num Elements */
-            num_elements: number;
+            /** Name */
+            name: string;
             /** Num Bytes */
             num_bytes: number;
-            /** @description Null if they are not stored and were not computed. */
-            statistics: components["schemas"]["TensorStatistics"] | null;
-            /** Num Slices */
-            num_slices: number;
-            /** Num Patches */
-            num_patches: number;
             /**
              * Num Dead Rows
              * @description Rows of zeros; null if not counted yet.
              */
             num_dead_rows: number | null;
-            /** @description Null without `against`. */
-            change: components["schemas"]["TensorChange"] | null;
+            /** Num Elements */
+            num_elements: number;
+            /** Num Patches */
+            num_patches: number;
+            /** Num Slices */
+            num_slices: number;
+            /** Shape */
+            shape: number[];
+            /** @description Null if they are not stored and were not computed. */
+            statistics: components["schemas"]["TensorStatistics"] | null;
         };
         /** TensorChange */
         TensorChange: {
             /**
-             * State
-             * @description `changed` until it is measured, if hashes cannot decide it.
-             * @enum {string}
+             * At Least
+             * @description A lower bound of relative_l2 from stored norms; null if unknown.
              */
-            state: "changed" | "same" | "added" | "removed" | "reshaped";
-            /**
-             * Relative L2
-             * @description ‖new − old‖ / ‖old‖; null if not measured, or old is zero.
-             */
-            relative_l2: number | null;
+            at_least: number | null;
             /** L2 */
             l2: number | null;
             /** Max Abs */
@@ -770,58 +764,64 @@ export interface components {
             /** Num Not Finite */
             num_not_finite: number | null;
             /**
-             * At Least
-             * @description A lower bound of relative_l2 from stored norms; null if unknown.
+             * Relative L2
+             * @description ‖new − old‖ / ‖old‖; null if not measured, or old is zero.
              */
-            at_least: number | null;
+            relative_l2: number | null;
+            /**
+             * State
+             * @description `changed` until it is measured, if hashes cannot decide it.
+             * @enum {string}
+             */
+            state: "changed" | "same" | "added" | "removed" | "reshaped";
         };
         /** TensorHeatMap */
         TensorHeatMap: {
-            /** Name */
-            name: string;
-            /** Num Rows */
-            num_rows: number;
-            /** Num Columns */
-            num_columns: number;
-            /** Row Edges */
-            row_edges: number[];
             /** Column Edges */
             column_edges: number[];
+            /** Max */
+            max: number | null;
             /**
              * Means
              * @description Means of finite elements; null for a block without one.
              */
             means: (number | null)[][];
-            /** Num Not Finite */
-            num_not_finite: number[][];
             /** Min */
             min: number | null;
-            /** Max */
-            max: number | null;
+            /** Name */
+            name: string;
+            /** Num Columns */
+            num_columns: number;
+            /** Num Not Finite */
+            num_not_finite: number[][];
+            /** Num Rows */
+            num_rows: number;
             /** Read Bytes */
             read_bytes: number;
+            /** Row Edges */
+            row_edges: number[];
         };
         /** TensorHistogram */
         TensorHistogram: {
-            /** Name */
-            name: string;
+            /** Counts */
+            counts: number[];
             /**
              * Edges
              * @description One more than counts; both are empty if no element is finite.
              */
             edges: number[];
-            /** Counts */
-            counts: number[];
-            /** Num Below */
-            num_below: number;
+            /** Name */
+            name: string;
             /** Num Above */
             num_above: number;
-            /** Num Nan */
-            num_nan: number;
-            /** Num Inf */
-            num_inf: number;
+            /** Num Below */
+            num_below: number;
             /** Num Elements */
             num_elements: number;
+            /** Num Inf */
+            num_inf: number;
+            /** Num Nan */
+            num_nan: number;
             /**
              * Range From
              * @enum {string}
@@ -834,53 +834,53 @@ export interface components {
         TensorPage: {
             /** Items */
             items: components["schemas"]["Tensor"][];
-            /**
-             * Total
-             * @description The number of matching items on all pages.
-             */
-            total: number;
             /** Limit */
             limit: number;
-            /** Offset */
-            offset: number;
             /**
              * Next Offset
              * @description The offset of the next page; null on the last page.
              */
             next_offset: number | null;
+            /** Offset */
+            offset: number;
             scan: components["schemas"]["ScanState"];
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
         };
         /** TensorRows */
         TensorRows: {
-            /** Name */
-            name: string;
-            /** Num Rows */
-            num_rows: number;
-            /** Row Edges */
-            row_edges: number[];
-            /** Norm Min */
-            norm_min: (number | null)[];
-            /** Norm Mean */
-            norm_mean: (number | null)[];
-            /** Norm Max */
-            norm_max: (number | null)[];
-            /** Num Dead */
-            num_dead: number;
             /**
              * Dead
              * @description The first dead rows, 100 at most, as of the others.
              */
             dead: number[];
-            /** Num With Nan */
-            num_with_nan: number;
-            /** With Nan */
-            with_nan: number[];
+            /** Name */
+            name: string;
+            /** Norm Max */
+            norm_max: (number | null)[];
+            /** Norm Mean */
+            norm_mean: (number | null)[];
+            /** Norm Min */
+            norm_min: (number | null)[];
+            /** Num Dead */
+            num_dead: number;
+            /** Num Rows */
+            num_rows: number;
             /** Num With Inf */
             num_with_inf: number;
-            /** With Inf */
-            with_inf: number[];
+            /** Num With Nan */
+            num_with_nan: number;
             /** Read Bytes */
             read_bytes: number;
+            /** Row Edges */
+            row_edges: number[];
+            /** With Inf */
+            with_inf: number[];
+            /** With Nan */
+            with_nan: number[];
         };
         /** TensorSide */
         TensorSide: {
@@ -892,44 +892,44 @@ export interface components {
         };
         /** TensorStatistics */
         TensorStatistics: {
-            /** Num Elements */
-            num_elements: number;
+            /** Max */
+            max: number | null;
+            /** Mean */
+            mean: number | null;
             /**
              * Min
              * @description Of finite elements; null if there is none.
              */
             min: number | null;
-            /** Max */
-            max: number | null;
-            /** Mean */
-            mean: number | null;
-            /** Std */
-            std: number | null;
             /**
              * Norm
              * @description The Euclidean norm; null if it overflows.
              */
             norm: number | null;
-            /** Num Nan */
-            num_nan: number;
+            /** Num Elements */
+            num_elements: number;
             /** Num Inf */
             num_inf: number;
+            /** Num Nan */
+            num_nan: number;
+            /** Std */
+            std: number | null;
         };
         /** TensorValues */
         TensorValues: {
             /** Name */
             name: string;
-            /** Start */
-            start: number[];
+            /** Read Bytes */
+            read_bytes: number;
             /** Shape */
             shape: number[];
+            /** Start */
+            start: number[];
             /**
              * Values
              * @description Row-major; text if a JSON number is not exact.
              */
             values: (boolean | number | string)[];
-            /** Read Bytes */
-            read_bytes: number;
         };
         /** TreeNode */
         TreeNode: {
@@ -940,31 +940,35 @@ export interface components {
             kind: "group" | "tensor";
             /** Label */
             label: string;
-            /** Path */
-            path: string;
-            /** Num Tensors */
-            num_tensors: number;
             /** Num Bytes */
             num_bytes: number;
             /** Num Elements */
             num_elements: number;
-            /** Num Nan */
-            num_nan: number | null;
             /** Num Inf */
             num_inf: number | null;
+            /** Num Nan */
+            num_nan: number | null;
+            /** Num Tensors */
+            num_tensors: number;
+            /** Path */
+            path: string;
             tensor: components["schemas"]["Tensor"] | null;
         };
         /** VerifyRequest */
         VerifyRequest: {
-            /** Place */
-            place: string;
             /** Id */
             id: string;
+            /** Place */
+            place: string;
         };
         /** VerifyTask */
         VerifyTask: {
-            /** Task */
-            task: string;
+            /** Done Bytes */
+            done_bytes: number;
+            /** Ended At S */
+            ended_at_s: number | null;
+            /** Id */
+            id: string;
             /**
              * Kind
              * @constant
@@ -972,18 +976,6 @@ export interface components {
             kind: "verify";
             /** Place */
             place: string;
-            /** Id */
-            id: string;
-            /**
-             * State
-             * @description `done`: every byte is intact.
-             * @enum {string}
-             */
-            state: "running" | "done" | "failed" | "cancelled";
-            /** Done Bytes */
-            done_bytes: number;
-            /** Total Bytes */
-            total_bytes: number;
             /**
              * Problem
              * @description What is damaged, with the file and the tensor; empty if nothing is.
@@ -991,8 +983,16 @@ export interface components {
             problem: string;
             /** Started At S */
             started_at_s: number;
-            /** Ended At S */
-            ended_at_s: number | null;
+            /**
+             * State
+             * @description `done`: every byte is intact.
+             * @enum {string}
+             */
+            state: "running" | "done" | "failed" | "cancelled";
+            /** Task */
+            task: string;
+            /** Total Bytes */
+            total_bytes: number;
         };
     };
     responses: never;
@@ -1003,9 +1003,14 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
-    places_api_explorer_places_get: {
+    checkpoint_api_explorer_checkpoint_get: {
         parameters: {
-            query?: never;
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -1018,7 +1023,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["PlaceList"];
+                    "application/json": components["schemas"]["ExplorerCheckpoint"];
                 };
             };
             /** @description The place, the checkpoint or the tensor does not exist. */
@@ -1102,844 +1107,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ExplorerCheckpointPage"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    checkpoint_api_explorer_checkpoint_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ExplorerCheckpoint"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    children_api_explorer_tree_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-                /** @description The path of a group; omit it for the top. */
-                under?: string | null;
-                /** @description The maximum number of items. */
-                limit?: number;
-                /** @description The number of items to skip. */
-                offset?: number;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Page_TreeNode_"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    tensors_api_explorer_tensors_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-                /** @description A part of the name, or a pattern with * and ?. */
-                search?: string;
-                /** @description The path of a group; omit it for the top. */
-                under?: string | null;
-                dtype?: string;
-                property?: ("nan" | "inf" | "not_finite" | "constant" | "zero" | "dead_rows" | "changed") | null;
-                sort?: "order" | "name" | "bytes" | "norm" | "max_abs" | "std" | "nan" | "dead_rows" | "change";
-                descending?: boolean;
-                /** @description The place of `against`; by default the same. */
-                against_place?: string | null;
-                /** @description The older checkpoint. */
-                against?: string | null;
-                /** @description The maximum number of items. */
-                limit?: number;
-                /** @description The number of items to skip. */
-                offset?: number;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TensorPage"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    statistics_api_explorer_statistics_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-                /** @description The full name of a tensor. */
-                name: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Tensor"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    histogram_api_explorer_histogram_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-                /** @description The full name of a tensor. */
-                name: string;
-                bins?: number;
-                low?: number | null;
-                high?: number | null;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TensorHistogram"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    heat_map_api_explorer_heatmap_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-                /** @description The full name of a tensor. */
-                name: string;
-                rows?: number;
-                columns?: number;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TensorHeatMap"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    rows_api_explorer_rows_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-                /** @description The full name of a tensor. */
-                name: string;
-                points?: number;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TensorRows"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    singular_values_api_explorer_singular_values_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-                /** @description The full name of a tensor. */
-                name: string;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["SingularValues"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    values_api_explorer_values_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The id of a checkpoint, or a file. */
-                id: string;
-                /** @description The full name of a tensor. */
-                name: string;
-                /** @description As 0,128. */
-                start?: string | null;
-                /** @description As 0,128. */
-                shape?: string | null;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["TensorValues"];
-                };
-            };
-            /** @description The place, the checkpoint or the tensor does not exist. */
-            404: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
-            409: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
-            413: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description A parameter is invalid. */
-            422: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description Too many requests wait for a read. */
-            429: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-            /** @description The store does not answer. */
-            503: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ErrorBody"];
-                };
-            };
-        };
-    };
-    follow_api_explorer_follow_get: {
-        parameters: {
-            query: {
-                /** @description The id of a place. */
-                place: string;
-                /** @description The full name of a tensor. */
-                name: string;
-                /** @description The maximum number of items. */
-                limit?: number;
-                /** @description The number of items to skip. */
-                offset?: number;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["FollowedPage"];
                 };
             };
             /** @description The place, the checkpoint or the tensor does not exist. */
@@ -2174,26 +1341,598 @@ export interface operations {
             };
         };
     };
-    verify_api_explorer_verify_post: {
+    export_api_explorer_export_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+                /** @description Patterns such as model.* */
+                only?: string[] | null;
+                strip_prefix?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A safetensors file. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": unknown;
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    follow_api_explorer_follow_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The full name of a tensor. */
+                name: string;
+                /** @description The maximum number of items. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FollowedPage"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    heat_map_api_explorer_heatmap_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+                /** @description The full name of a tensor. */
+                name: string;
+                rows?: number;
+                columns?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TensorHeatMap"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    histogram_api_explorer_histogram_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+                /** @description The full name of a tensor. */
+                name: string;
+                bins?: number;
+                low?: number | null;
+                high?: number | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TensorHistogram"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    places_api_explorer_places_get: {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        requestBody: {
-            content: {
-                "application/json": components["schemas"]["VerifyRequest"];
-            };
-        };
+        requestBody?: never;
         responses: {
             /** @description Successful Response */
-            202: {
+            200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["VerifyTask"];
+                    "application/json": components["schemas"]["PlaceList"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    rows_api_explorer_rows_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+                /** @description The full name of a tensor. */
+                name: string;
+                points?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TensorRows"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    singular_values_api_explorer_singular_values_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+                /** @description The full name of a tensor. */
+                name: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SingularValues"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    statistics_api_explorer_statistics_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+                /** @description The full name of a tensor. */
+                name: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Tensor"];
                 };
             };
             /** @description The place, the checkpoint or the tensor does not exist. */
@@ -2478,16 +2217,29 @@ export interface operations {
             };
         };
     };
-    export_api_explorer_export_get: {
+    tensors_api_explorer_tensors_get: {
         parameters: {
             query: {
                 /** @description The id of a place. */
                 place: string;
                 /** @description The id of a checkpoint, or a file. */
                 id: string;
-                /** @description Patterns such as model.* */
-                only?: string[] | null;
-                strip_prefix?: string;
+                /** @description A part of the name, or a pattern with * and ?. */
+                search?: string;
+                /** @description The path of a group; omit it for the top. */
+                under?: string | null;
+                dtype?: string;
+                property?: ("nan" | "inf" | "not_finite" | "constant" | "zero" | "dead_rows" | "changed") | null;
+                sort?: "order" | "name" | "bytes" | "norm" | "max_abs" | "std" | "nan" | "dead_rows" | "change";
+                descending?: boolean;
+                /** @description The place of `against`; by default the same. */
+                against_place?: string | null;
+                /** @description The older checkpoint. */
+                against?: string | null;
+                /** @description The maximum number of items. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
             };
             header?: never;
             path?: never;
@@ -2495,13 +2247,261 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description A safetensors file. */
+            /** @description Successful Response */
             200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/octet-stream": unknown;
+                    "application/json": components["schemas"]["TensorPage"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    children_api_explorer_tree_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+                /** @description The path of a group; omit it for the top. */
+                under?: string | null;
+                /** @description The maximum number of items. */
+                limit?: number;
+                /** @description The number of items to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_TreeNode_"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    values_api_explorer_values_get: {
+        parameters: {
+            query: {
+                /** @description The id of a place. */
+                place: string;
+                /** @description The id of a checkpoint, or a file. */
+                id: string;
+                /** @description The full name of a tensor. */
+                name: string;
+                /** @description As 0,128. */
+                start?: string | null;
+                /** @description As 0,128. */
+                shape?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TensorValues"];
+                };
+            };
+            /** @description The place, the checkpoint or the tensor does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The checkpoint is damaged or incomplete; the message names the file and the tensor. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Reading it would exceed a limit of bytes or time; the message names the limit. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description Too many requests wait for a read. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The store does not answer. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    verify_api_explorer_verify_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["VerifyRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["VerifyTask"];
                 };
             };
             /** @description The place, the checkpoint or the tensor does not exist. */

@@ -1,0 +1,264 @@
+"""The ledger of a run: where its wall time went, multiplied by its ranks. Pure, in whole microseconds.
+
+The dashboard keeps one `Life` per worker process: when it joined and left, by the clock of the coordinator, and the
+newest `TimeUse` that it sent. `ledger` divides the time of each rank in each attempt among the categories. What is not
+known is `unknown`, so the parts always add up to the whole: a worker that was killed takes its last second with it.
+
+An attempt begins when the previous one lost its first worker. The time until the first step of a rank is `starting` in
+the first attempt and `recovering` in all others. Steps are computed twice if an earlier process of the job had already
+made them; their computing time is counted where they are repeated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+
+from strata.coordinator.state.time_use import TimeUse  # noqa: TC001 - decoded at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from strata.dashboard.sample import Sample
+
+Category = Literal["computing", "data", "checkpoint", "barriers", "starting", "recovering", "repeated", "unknown"]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+MAX_LIVES = 20_000
+"""Processes that are remembered; those that left first are forgotten first."""
+_MICRO = 1_000_000
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a worker. Times are wall times of the coordinator."""
+
+    job_id: str
+    worker_id: str
+    incarnation: int
+    rank: int
+    attempt: int
+    joined_at_s: float
+    left_at_s: float | None = None
+    step: int = 0
+    use: TimeUse | None = None
+    use_at_s: float = 0.0
+    """When `use` arrived."""
+    known_step: int = 0
+    """Last step that processes before this one had made."""
+    repeated_s: float = 0.0
+    """Computing time up to that step."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.job_id}/{self.worker_id}/{self.incarnation}"
+
+
+class Lives:
+    """The processes of all jobs, from samples."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, Life] = {}
+        self._changed: set[str] = set()
+
+    def of_job(self, job_id: str) -> list[Life]:
+        return [life for life in self._lives.values() if life.job_id == job_id]
+
+    def restore(self, lives: Iterable[Life]) -> None:
+        """Add what an earlier coordinator has stored. A process that is still a member goes on."""
+        for life in lives:
+            self._lives.setdefault(life.key, life)
+
+    def take_changes(self) -> list[Life]:
+        """Return what has changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return [self._lives[key] for key in changed if key in self._lives]
+
+    def update(self, sample: Sample) -> None:
+        present: set[str] = set()
+        for job in sample.jobs.values():
+            for worker in job.ranks:
+                age_s = max(sample.monotonic_s - worker.time_use_at_s, 0.0)
+                key = f"{job.job_id}/{worker.worker_id}/{worker.incarnation}"
+                present.add(key)
+                life = self._lives.get(key)
+                if life is None:
+                    life = Life(
+                        job_id=job.job_id,
+                        worker_id=worker.worker_id,
+                        incarnation=worker.incarnation,
+                        rank=worker.rank if worker.launch_rank is None else worker.launch_rank,
+                        attempt=worker.attempt or 0,
+                        joined_at_s=sample.at_s - max(sample.monotonic_s - worker.joined_s, 0.0),
+                        known_step=max((each.step for each in self.of_job(job.job_id) if each.left_at_s), default=0),
+                    )
+                self._put(
+                    grown(
+                        life,
+                        step=worker.step,
+                        use=worker.time_use,
+                        use_at_s=sample.at_s - age_s,
+                        first_step=worker.first_step,
+                    )
+                )
+        for key, life in list(self._lives.items()):
+            if life.left_at_s is None and key not in present:
+                found = sample.jobs.get(life.job_id)
+                left_s = sample.monotonic_s if found is None else found.left_s.get(life.worker_id, sample.monotonic_s)
+                left_at_s = sample.at_s - max(sample.monotonic_s - left_s, 0.0)
+                self._put(msgspec.structs.replace(life, left_at_s=max(left_at_s, life.joined_at_s, life.use_at_s)))
+        while len(self._lives) > MAX_LIVES:
+            del self._lives[next(iter(self._lives))]
+
+    def _put(self, life: Life) -> None:
+        if self._lives.get(life.key) != life:
+            self._lives[life.key] = life
+            self._changed.add(life.key)
+
+
+def grown(life: Life, *, step: int, use: TimeUse | None, use_at_s: float, first_step: int | None = None) -> Life:
+    """Return a process after another report. Of a report that crosses the last known step, the part up to that step is
+    repeated, in proportion to the steps. The first report counts from the first step of the process.
+    """
+    repeated_s = life.repeated_s
+    before = life.step if life.use is not None else first_step
+    if use is not None and before is not None and before < min(step, life.known_step):
+        before_s = 0.0 if life.use is None else life.use.computing_s
+        share = (min(step, life.known_step) - before) / (step - before)
+        repeated_s += max(use.computing_s - before_s, 0.0) * share
+    return msgspec.structs.replace(
+        life,
+        step=max(step, life.step),
+        use=use or life.use,
+        use_at_s=use_at_s if use is not None else life.use_at_s,
+        left_at_s=None,
+        repeated_s=repeated_s,
+    )
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of one attempt, or of a whole run. They add up to `total_us`."""
+
+    attempt: int | None
+    """None for the run."""
+    began_at_s: float
+    ended_at_s: float
+    num_ranks: int
+    parts_us: dict[Category, int]
+
+    @property
+    def total_us(self) -> int:
+        return sum(self.parts_us.values())
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of the time that was spent on computing steps for the first time; None without any time."""
+        return self.parts_us["computing"] / self.total_us if self.total_us else None
+
+
+def ledger(
+    lives: Sequence[Life],
+    *,
+    now_s: float,
+    began_at_s: float | None = None,
+    failed_at_s: Mapping[int, float] = MappingProxyType({}),
+) -> list[LedgerEntry]:
+    """Return one entry per attempt, in order; nothing without any process.
+
+    Args:
+        began_at_s: When the run was started, if known: before its first worker joined.
+        failed_at_s: When attempts failed, if known: before the coordinator removed their workers.
+    """
+    attempts: dict[int, list[Life]] = defaultdict(list)
+    for life in lives:
+        attempts[life.attempt].append(life)
+    numbers = sorted(attempts)
+    if not numbers:
+        return []
+    bounds = [_us(_beginning(attempts[numbers[0]], began_at_s))]
+    for before, number in pairwise(numbers):
+        left = [life.left_at_s for life in attempts[before] if life.left_at_s is not None]
+        joined = min(life.joined_at_s for life in attempts[number])
+        failed = [failed_at_s[before]] if before in failed_at_s else []
+        bounds.append(max(_us(min([*left, *failed, joined])), bounds[-1]))
+    last = attempts[numbers[-1]]
+    left = [life.left_at_s for life in last if life.left_at_s is not None]
+    bounds.append(max(_us(max(left) if len(left) == len(last) else now_s), bounds[-1]))
+    return [
+        _entry(number, attempts[number], begin, end, is_first=number == numbers[0])
+        for number, (begin, end) in zip(numbers, pairwise(bounds), strict=True)
+    ]
+
+
+def total(entries: Sequence[LedgerEntry]) -> LedgerEntry | None:
+    """Return the sum over attempts."""
+    if not entries:
+        return None
+    return LedgerEntry(
+        attempt=None,
+        began_at_s=entries[0].began_at_s,
+        ended_at_s=entries[-1].ended_at_s,
+        num_ranks=max(entry.num_ranks for entry in entries),
+        parts_us={name: sum(entry.parts_us[name] for entry in entries) for name in CATEGORIES},
+    )
+
+
+def _beginning(lives: Sequence[Life], began_at_s: float | None) -> float:
+    joined_s = min(life.joined_at_s for life in lives)
+    return joined_s if began_at_s is None else min(began_at_s, joined_s)
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * _MICRO)
+
+
+def _entry(number: int, lives: Sequence[Life], begin: int, end: int, *, is_first: bool) -> LedgerEntry:
+    ranks: dict[int, list[Life]] = defaultdict(list)
+    for life in lives:
+        ranks[life.rank].append(life)
+    parts = dict.fromkeys(CATEGORIES, 0)
+    for of_rank in ranks.values():
+        _add_rank(parts, sorted(of_rank, key=lambda each: each.joined_at_s), begin, end, is_first=is_first)
+    return LedgerEntry(
+        attempt=number, began_at_s=begin / _MICRO, ended_at_s=end / _MICRO, num_ranks=len(ranks), parts_us=parts
+    )
+
+
+def _add_rank(parts: dict[Category, int], lives: Sequence[Life], begin: int, end: int, *, is_first: bool) -> None:
+    """Divide the time of one rank. `place` never goes back and ends at `end`, so nothing is lost or counted twice."""
+    place = begin
+    for number, life in enumerate(lives):
+        stop = end if life.left_at_s is None else _us(life.left_at_s)
+        if number + 1 < len(lives):
+            stop = min(stop, _us(lives[number + 1].joined_at_s))
+        stop = min(max(stop, place), end)
+        idle: Category = "starting" if is_first and not number else "recovering"
+        _add_life(parts, life, place, stop, idle)
+        place = stop
+    parts["barriers"] += end - place  # it has left, and the others go on
+
+
+def _add_life(parts: dict[Category, int], life: Life, begin: int, end: int, idle: Category) -> None:
+    use = life.use
+    if use is None:
+        parts["unknown" if life.step > life.known_step else idle] += end - begin
+        return
+    measured_to = min(max(_us(life.use_at_s), begin), end)
+    measured_from = min(max(_us(life.use_at_s - use.measured_s), begin), measured_to)
+    parts[idle] += measured_from - begin
+    parts["unknown"] += end - measured_to
+    left = measured_to - measured_from
+    waits: tuple[tuple[Category, float], ...] = (
+        ("data", use.data_s),
+        ("checkpoint", use.checkpoint_s),
+        ("barriers", use.barrier_s + (use.collective_s or 0.0)),
+        ("recovering", use.restore_s),
+        ("repeated", life.repeated_s),
+    )
+    for name, seconds in waits:
+        part = min(max(_us(seconds), 0), left)
+        parts[name] += part
+        left -= part
+    parts["computing"] += left

@@ -1,0 +1,89 @@
+"""Measure where the wall time of a training process goes, without any call in the script.
+
+Only waits are measured: what they leave is computing. Most of them are rare (a save, a barrier), so a step that does
+none of this costs one comparison. Loaders count the time inside `next()` themselves; the thread that sends heartbeats
+reads their sums about once a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal
+
+from strata.clock import Clock, SystemClock
+from strata.coordinator.state.time_use import TimeUse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Wait = Literal["data_s", "checkpoint_s", "barrier_s", "restore_s"]
+_WAITS: tuple[Wait, ...] = ("data_s", "checkpoint_s", "barrier_s", "restore_s")
+
+
+class TimeUseMeter:
+    """The sums of one process. They count from its first step: what precedes it is starting or recovering."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.is_begun = False
+        self._now_s = (clock or SystemClock()).monotonic_s
+        self._began_s = 0.0
+        self._sums: dict[Wait, float] = dict.fromkeys(_WAITS, 0.0)
+        self._sources: list[tuple[Wait, Callable[[], float]]] = []
+        self._before: dict[Wait, float] = dict.fromkeys(_WAITS, 0.0)
+        """Seconds of each wait before the first step."""
+        self._depth = 0
+        self._open: tuple[Wait, float] | None = None
+        """The wait in progress and its beginning."""
+
+    def add_source(self, wait: Wait, total_s: Callable[[], float]) -> None:
+        """Add what is measured elsewhere; another thread calls `total_s`, which never decreases."""
+        self._sources.append((wait, total_s))
+
+    def begin(self) -> None:
+        """The first step has ended."""
+        self._before = self._totals()
+        self._began_s = self._now_s()
+        self.is_begun = True
+
+    @contextlib.contextmanager
+    def during(self, wait: Wait) -> Iterator[None]:
+        """Count the body as a wait of the training thread. Inside another wait, it counts as that one."""
+        self._depth += 1
+        began_s = self._now_s()
+        if self._depth == 1:
+            self._open = wait, began_s
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._sums[wait] += self._now_s() - began_s
+                self._open = None
+
+    def read(self) -> TimeUse | None:
+        """Return the sums, with a wait in progress; None before the first step."""
+        if not self.is_begun:
+            return None
+        is_open, totals = self._open, self._totals()
+        now_s = self._now_s()
+        if is_open is not None:
+            wait, began_s = is_open
+            totals[wait] += max(now_s - max(began_s, self._began_s), 0.0)
+        since = {wait: max(totals[wait] - self._before[wait], 0.0) for wait in _WAITS}
+        return TimeUse(measured_s=max(now_s - self._began_s, 0.0), **since)
+
+    def _totals(self) -> dict[Wait, float]:
+        totals = dict(self._sums)
+        for wait, total_s in tuple(self._sources):
+            totals[wait] += total_s()
+        return totals
+
+
+def data_wait(loader: Any) -> Callable[[], float] | None:
+    """Return the seconds that a loader has been waited for, if it measures them."""
+    if hasattr(loader, "waited_s"):
+        return lambda: float(loader.waited_s)
+    metrics = getattr(getattr(loader, "dataset", None), "get_metrics", None)
+    if metrics is not None and hasattr(metrics(), "consumer_wait_s"):
+        return lambda: float(metrics().consumer_wait_s)
+    return None

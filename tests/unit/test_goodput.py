@@ -1,0 +1,132 @@
+"""The ledger of a run adds up, whatever is missing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strata.coordinator.state.time_use import TimeUse
+from strata.dashboard.goodput import CATEGORIES, Life, Lives, grown, ledger, total
+from strata.dashboard.sample import JobSample, Sample, WorkerSample
+
+
+def life(rank: int = 0, attempt: int = 0, joined: float = 0.0, left: float | None = None, **more: object) -> Life:
+    values = {"job_id": "j", "worker_id": f"w{rank}", "incarnation": attempt * 10 + rank, **more}
+    return Life(rank=rank, attempt=attempt, joined_at_s=joined, left_at_s=left, **values)  # type: ignore[arg-type]
+
+
+def seconds(entry: object) -> dict[str, float]:
+    return {name: us / 1e6 for name, us in entry.parts_us.items() if us}  # type: ignore[attr-defined]
+
+
+def test_a_measured_process_is_divided_into_its_waits_and_computing() -> None:
+    use = TimeUse(measured_s=80.0, data_s=10.0, checkpoint_s=5.0, barrier_s=1.0, collective_s=4.0)
+    (entry,) = ledger([life(joined=2.0, use=use, use_at_s=99.0)], now_s=100.0, began_at_s=0.0)
+    assert seconds(entry) == {
+        "computing": 60.0,
+        "data": 10.0,
+        "checkpoint": 5.0,
+        "barriers": 5.0,
+        "starting": 19.0,
+        "unknown": 1.0,
+    }
+    assert entry.goodput == pytest.approx(0.6)
+
+
+def test_the_time_between_a_failure_and_the_next_first_step_is_recovering() -> None:
+    use = TimeUse(measured_s=8.0)
+    first = [life(rank, left=10.0 + rank, use=use, use_at_s=9.0) for rank in range(2)]
+    second = [life(rank, 1, joined=12.0, use=use, use_at_s=20.0) for rank in range(2)]
+    before, after = ledger([*first, *second], now_s=20.0)
+    assert seconds(before) == {"computing": 16.0, "starting": 2.0, "unknown": 2.0}
+    assert seconds(after) == {"computing": 16.0, "recovering": 4.0}
+
+
+def test_a_worker_that_measures_nothing_is_unknown_once_it_makes_steps() -> None:
+    (entry,) = ledger([life(step=5), life(1)], now_s=10.0)
+    assert seconds(entry) == {"unknown": 10.0, "starting": 10.0}
+
+
+def test_a_rank_that_left_before_the_others_waits_for_them() -> None:
+    use = TimeUse(measured_s=4.0)
+    lives = [life(left=4.0, use=use, use_at_s=4.0), life(1, left=10.0, use=TimeUse(measured_s=10.0), use_at_s=10.0)]
+    (entry,) = ledger(lives, now_s=99.0)
+    assert seconds(entry) == {"computing": 14.0, "barriers": 6.0}
+
+
+def test_steps_that_an_earlier_process_has_made_are_repeated_up_to_the_last_known_one() -> None:
+    resumed = life(known_step=30)
+    for step, computed_s in ((20, 1.0), (40, 3.0), (60, 5.0)):
+        resumed = grown(resumed, step=step, use=TimeUse(measured_s=computed_s), use_at_s=computed_s, first_step=10)
+    assert resumed.repeated_s == pytest.approx(2.0)
+
+
+def test_a_process_whose_first_step_is_new_repeats_nothing() -> None:
+    resumed = grown(life(known_step=30), step=40, use=TimeUse(measured_s=4.0), use_at_s=4.0, first_step=31)
+    assert resumed.repeated_s == 0.0
+
+
+def sample(at_s: float, *workers: WorkerSample) -> Sample:
+    return Sample(at_s=1_000.0 + at_s, monotonic_s=at_s, jobs={"j": JobSample("j", 1, "", workers)})
+
+
+def worker(step: int, use: TimeUse | None, *, incarnation: int = 1, attempt: int = 0) -> WorkerSample:
+    return WorkerSample(
+        worker_id="w", rank=0, state="TRAINING", step=step, epoch=0, incarnation=incarnation, attempt=attempt,
+        silent_s=0.0, is_suspect=False, is_server=False, progress_s=0.0, launch_rank=0, time_use=use,
+        time_use_at_s=use.measured_s + 1 if use else 0.0,
+    )  # fmt: skip
+
+
+def test_a_restarted_coordinator_continues_the_life_of_a_process() -> None:
+    lives = Lives()
+    lives.update(sample(0.0, worker(0, None)))
+    lives.update(sample(3.0, worker(5, TimeUse(measured_s=2.0))))
+    again = Lives()
+    again.restore(lives.take_changes())
+    again.update(sample(4.0, worker(0, None)))  # members are known, their heartbeats are not yet
+    (kept,) = again.of_job("j")
+    assert (kept.joined_at_s, kept.step, kept.use) == (1_000.0, 5, TimeUse(measured_s=2.0))
+    again.update(sample(9.0))
+    assert again.of_job("j")[0].left_at_s == 1_009.0
+
+
+def test_a_new_process_knows_the_last_step_of_the_ones_before() -> None:
+    lives = Lives()
+    lives.update(sample(1.0, worker(7, None)))
+    lives.update(sample(2.0))
+    lives.update(sample(3.0, worker(4, None, incarnation=2, attempt=1)))
+    assert lives.of_job("j")[1].known_step == 7
+
+
+times = st.floats(0, 1e6)
+uses = st.builds(
+    TimeUse, measured_s=times, data_s=times, checkpoint_s=times, barrier_s=times, restore_s=times,
+    collective_s=st.none() | times,
+)  # fmt: skip
+lives_of_a_job = st.lists(
+    st.builds(
+        Life, job_id=st.just("j"), worker_id=st.just("w"), incarnation=st.integers(0, 99), rank=st.integers(0, 4),
+        attempt=st.integers(0, 3), joined_at_s=times, left_at_s=st.none() | times, step=st.integers(0, 9),
+        use=st.none() | uses, use_at_s=times, known_step=st.integers(0, 9), repeated_s=times,
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@given(lives_of_a_job, times, st.none() | times)
+def test_the_parts_add_up_to_the_time_of_all_ranks(lives: list[Life], now_s: float, began_s: float | None) -> None:
+    entries = ledger(lives, now_s=now_s, began_at_s=began_s)
+    for entry in entries:
+        whole = (round(entry.ended_at_s * 1e6) - round(entry.began_at_s * 1e6)) * entry.num_ranks
+        assert entry.total_us == whole
+        assert min(entry.parts_us.values()) >= 0
+        assert tuple(entry.parts_us) == CATEGORIES
+    for before, after in itertools.pairwise(entries):
+        assert before.ended_at_s == after.began_at_s
+    whole_run = total(entries)
+    assert (whole_run is None) == (not lives)
+    assert whole_run is None or whole_run.total_us == sum(entry.total_us for entry in entries)

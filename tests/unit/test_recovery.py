@@ -1,0 +1,61 @@
+"""Every failure of a run as a sequence of moments."""
+
+from __future__ import annotations
+
+from strata.dashboard.recovery import GenerationMoment, recoveries
+from strata.launch.record.timeline import RunEvent
+
+
+def event(at_s: float, what: str, text: str = "", **more: int) -> RunEvent:
+    return RunEvent(at_s=at_s, monotonic_s=at_s, what=what, text=text, **more)  # type: ignore[arg-type]
+
+
+FAILURE = [
+    event(0.0, "started"),
+    event(1.0, "first_step", step=1),
+    event(10.0, "failed", "rank 1: killed by signal 9"),
+    event(10.1, "failed", "rank 0: exit code 1"),
+    event(10.5, "started", attempt=1),
+    event(12.0, "restored", attempt=1, step=40),
+    event(13.0, "first_step", attempt=1, step=41),
+]
+
+
+def test_a_failure_has_all_its_moments_in_order() -> None:
+    (found,) = recoveries(
+        FAILURE, [GenerationMoment(at_s=0.1, generation=1), GenerationMoment(at_s=10.2, generation=2)]
+    )
+    assert found.at_s == {"detected": 10.0, "generation": 10.2, "started": 10.5, "loaded": 12.0, "first_step": 13.0}
+    assert (found.rank, found.cause, found.step, found.generation) == (1, "rank 1: killed by signal 9", 40, 2)
+    assert found.took_s == 3.0
+
+
+def test_a_run_without_failures_has_no_recoveries() -> None:
+    assert recoveries(FAILURE[:2]) == []
+
+
+def test_a_later_cause_replaces_the_first_failure() -> None:
+    (found,) = recoveries([*FAILURE[:4], event(10.2, "cause", "rank 0: out of memory"), *FAILURE[4:]])
+    assert (found.rank, found.cause) == (0, "rank 0: out of memory")
+
+
+def test_a_failure_that_ended_the_run_stays_open() -> None:
+    (found,) = recoveries(FAILURE[:3])
+    assert (found.attempt, found.took_s) == (None, None)
+
+
+def test_two_failures_are_two_recoveries() -> None:
+    second = [event(20.0, "failed", "rank 0: exit code 1", attempt=1), event(21.0, "started", attempt=2)]
+    found = recoveries([*FAILURE, *second])
+    assert [(each.failed_attempt, each.attempt) for each in found] == [(0, 1), (1, 2)]
+
+
+def test_a_worker_that_is_restarted_alone_recovers_in_the_same_attempt() -> None:
+    alone = [event(10.0, "failed", "rank 2: exit code 1"), event(10.5, "restarted", rank=2)]
+    (found,) = recoveries(alone)
+    assert (found.failed_attempt, found.attempt, found.at_s["started"]) == (0, 0, 10.5)
+
+
+def test_the_loss_of_a_worker_before_its_detection_belongs_to_the_failure() -> None:
+    (found,) = recoveries(FAILURE, [GenerationMoment(at_s=9.8, generation=2)])
+    assert found.at_s["generation"] == 10.0
