@@ -183,6 +183,22 @@ def test_the_explorer_shows_the_tensors_of_a_real_checkpoint(browser: Browser, r
         opened.shoot("explorer")
 
 
+def test_the_log_of_a_worker_is_shown_and_a_stop_asks_first(browser: Browser, run: Run) -> None:
+    with tab(browser, run.url) as opened:
+        page = opened.open("/workers")
+        page.get_by_role("button", name="Log of rank-1").click()
+        expect(page.get_by_label("Log of rank 1").get_by_text("rank 1 starts at step")).to_be_visible()
+        opened.shoot("worker-log")
+        assert opened.violations() == []
+        page.get_by_role("button", name="Stop…").click()
+        expect(page.get_by_role("dialog", name="Stop job?")).to_be_visible()
+        opened.shoot("stop")
+        assert opened.violations() == []
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert run.process.poll() is None
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_nothing_wrong_on_any_page_of_a_run(browser: Browser, run: Run, view: str, theme: Theme) -> None:
@@ -306,3 +322,16 @@ def test_a_thousand_workers_are_shown_in_a_few_rows_and_found_by_name(browser: B
 
         assert took_s < 2.0, "the page answers while it loads a thousand workers every second"
         assert opened.violations() == []
+
+
+def test_a_stop_that_is_confirmed_ends_the_run_after_a_checkpoint(browser: Browser, run: Run) -> None:
+    with tab(browser, run.url) as opened:
+        opened.expected += ["ERR_", "HTTP 5"]  # the page ends with the run
+        page = opened.open("/workers")
+        page.get_by_role("button", name="Stop…").click()
+        page.get_by_role("button", name="Save and stop").click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        _, errors = run.process.communicate(timeout=60)
+
+    assert "job stopped" in errors
+    assert "checkpoints: none saved" not in errors

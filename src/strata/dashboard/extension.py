@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from strata.coordinator.serve.engine import Engine
     from strata.coordinator.serve.session import SessionHub
     from strata.dashboard.live.broadcast import Broadcast
+    from strata.dashboard.run import RunControl
 
 STATIC = Path(__file__).parent / "static"
 
@@ -46,12 +47,14 @@ class Dashboard:
         *,
         history: Path | None = None,
         parts: Sequence[Part] = (),
+        run: RunControl | None = None,
         interval_s: float = INTERVAL_S,
         static: Path = STATIC,
     ) -> None:
-        """`history`: the file of the history, None to keep it in memory."""
+        """`history`: the file of the history, None to keep it in memory. `run`: the run whose page this is, if any."""
         self._history = history
         self._parts = tuple(parts)
+        self._run = run
         self._interval_s = interval_s
         self._static = static
         self._engine: Engine | None = None
@@ -64,7 +67,7 @@ class Dashboard:
         self._sampler.start()
 
     def load(self) -> None:
-        for module in ("http.login", "http.pages", "http.routes", "live.broadcast"):
+        for module in ("http.login", "http.pages", "http.routes", "http.run", "live.broadcast"):
             importlib.import_module(f"strata.dashboard.{module}")
         for part in self._parts:
             part.load()
@@ -73,6 +76,7 @@ class Dashboard:
         from strata.dashboard.http.login import add_login  # noqa: PLC0415 - imports FastAPI
         from strata.dashboard.http.pages import ApiHeaders, Pages, read_files  # noqa: PLC0415
         from strata.dashboard.http.routes import add_routes  # noqa: PLC0415
+        from strata.dashboard.http.run import add_run  # noqa: PLC0415
         from strata.dashboard.http.sessions import Sessions  # noqa: PLC0415
         from strata.dashboard.live.broadcast import Broadcast  # noqa: PLC0415
 
@@ -81,6 +85,7 @@ class Dashboard:
         self._broadcast = Broadcast(self._engine, self._sampler)
         add_login(doors, Sessions(self._engine.metrics.now_s))
         add_routes(doors, self._engine, self._sampler, self._broadcast)
+        add_run(doors, self._run)
         for part in self._parts:
             part.add_to(doors.guarded)
         app.router.default = Pages(read_files(self._static), doors, app.router.default)

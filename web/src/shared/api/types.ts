@@ -24,6 +24,8 @@ export type WorkerState = Worker["state"];
 export type EventLine = D["EventLine"];
 export type EventPage = D["EventPage"];
 export type Checkpoint = D["Checkpoint"];
+export type RunInfo = D["RunInfo"];
+export type WorkerLog = D["WorkerLog"];
 
 export interface Page<Item> {
   items: Item[];
