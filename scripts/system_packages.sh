@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests need from outside PyPI: PostgreSQL, iproute2 and Node.js (Debian), and a gRPC client for Node.js
-# (npm, pinned in package-lock.json).
+# Installs what the tests need from outside PyPI: PostgreSQL, iproute2, Chromium and Node.js (Debian), and a gRPC client
+# for Node.js (npm, pinned in package-lock.json).
 # Exits at once if everything is installed. Tests skip if something cannot be installed; with CI=true this script fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ node_dir=tests/integration/node
 give_up() {
   echo "system packages: $*" >&2
   if [ "${CI:-}" = true ]; then exit 1; fi
-  echo "system packages: tests that need PostgreSQL, network namespaces or Node.js may be skipped" >&2
+  echo "system packages: tests that need PostgreSQL, network namespaces, Chromium or Node.js may be skipped" >&2
   exit 0
 }
 
@@ -32,6 +32,8 @@ if ! compgen -G '/usr/lib/postgresql/*/bin/initdb' > /dev/null; then
 fi
 
 has ip || install_debian iproute2
+
+has chromium || install_debian chromium
 
 wanted=$(cat "$node_dir/package.json" "$node_dir/package-lock.json" | sha256sum)
 stamp=$node_dir/node_modules/.strata-stamp

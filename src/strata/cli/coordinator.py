@@ -102,12 +102,13 @@ def coordinator(
 
     from strata.coordinator.extension import HttpOptions  # noqa: PLC0415
     from strata.coordinator.server import run  # noqa: PLC0415 (imports grpc and sqlalchemy)
+    from strata.dashboard.explorer.part import NoPlaces  # noqa: PLC0415
     from strata.dashboard.extension import Dashboard, history_of  # noqa: PLC0415
 
     run(
         settings,
         announce=lambda addresses: _announce(addresses, as_json=as_json),
-        http=HttpOptions(extensions=(Dashboard(history=history_of(settings.state)),)),
+        http=HttpOptions(extensions=(Dashboard(history=history_of(settings.state), parts=[NoPlaces()]),)),
     )
 
 

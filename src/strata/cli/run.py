@@ -328,6 +328,7 @@ def _page(directory: RunDirectory, address: str, *, quiet: bool) -> RunPage | No
     from strata.dashboard.explorer.part import ExplorerPart  # noqa: PLC0415
     from strata.dashboard.extension import Dashboard  # noqa: PLC0415
     from strata.dashboard.history.file import path_beside  # noqa: PLC0415
+    from strata.dashboard.run import DirectoryRun  # noqa: PLC0415
     from strata.dashboard.run_record import RunRecord  # noqa: PLC0415
     from strata.launch.environment import storage_options_in  # noqa: PLC0415
     from strata.launch.run import RunPage  # noqa: PLC0415
@@ -342,7 +343,12 @@ def _page(directory: RunDirectory, address: str, *, quiet: bool) -> RunPage | No
     spec = directory.spec
     options = storage_options_in(spec.variables) if "://" in spec.checkpoints else {}
     explorer = ExplorerPart(spec.checkpoints, label=directory.name, storage_options=options)
-    dashboard = Dashboard(history=path_beside(directory.journal), parts=[explorer], record=RunRecord(directory))
+    dashboard = Dashboard(
+        history=path_beside(directory.journal),
+        parts=[explorer],
+        run=DirectoryRun(directory),
+        record=RunRecord(directory),
+    )
     return RunPage(
         listen=address,
         options=HttpOptions(extensions=(dashboard,), is_lazy=True, is_private=True),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from strata.coordinator.serve.engine import Engine
     from strata.coordinator.serve.session import SessionHub
     from strata.dashboard.live.broadcast import Broadcast
+    from strata.dashboard.run import RunControl
     from strata.dashboard.run_record import RunRecord
 
 STATIC = Path(__file__).parent / "static"
@@ -47,6 +48,7 @@ class Dashboard:
         *,
         history: Path | None = None,
         parts: Sequence[Part] = (),
+        run: RunControl | None = None,
         record: RunRecord | None = None,
         interval_s: float = INTERVAL_S,
         static: Path = STATIC,
@@ -54,11 +56,13 @@ class Dashboard:
         """
         Args:
             history: The file of the history, None to keep it in memory.
-            record: The directory of the run whose coordinator this is.
+            run: Reads the logs of the run whose page this is, and carries out commands.
+            record: The directory of that run, which has its timeline.
         """
         self._record = record
         self._history = history
         self._parts = tuple(parts)
+        self._run = run
         self._interval_s = interval_s
         self._static = static
         self._engine: Engine | None = None
@@ -71,7 +75,7 @@ class Dashboard:
         self._sampler.start()
 
     def load(self) -> None:
-        for module in ("http.goodput_routes", "http.login", "http.pages", "http.routes", "live.broadcast"):
+        for module in ("http.goodput_routes", "http.login", "http.pages", "http.routes", "http.run", "live.broadcast"):
             importlib.import_module(f"strata.dashboard.{module}")
         for part in self._parts:
             part.load()
@@ -81,6 +85,7 @@ class Dashboard:
         from strata.dashboard.http.login import add_login  # noqa: PLC0415 - imports FastAPI
         from strata.dashboard.http.pages import ApiHeaders, Pages, read_files  # noqa: PLC0415
         from strata.dashboard.http.routes import add_routes  # noqa: PLC0415
+        from strata.dashboard.http.run import add_run  # noqa: PLC0415
         from strata.dashboard.http.sessions import Sessions  # noqa: PLC0415
         from strata.dashboard.live.broadcast import Broadcast  # noqa: PLC0415
 
@@ -90,6 +95,7 @@ class Dashboard:
         add_login(doors, Sessions(self._engine.metrics.now_s))
         add_routes(doors, self._engine, self._sampler, self._broadcast)
         add_goodput_routes(doors.guarded, self._engine, self._sampler, self._record)
+        add_run(doors, self._run)
         for part in self._parts:
             part.add_to(doors.guarded)
         app.router.default = Pages(read_files(self._static), doors, app.router.default)

@@ -38,3 +38,21 @@ class ExplorerPart:
         if self._router is not None and self._places is not None:
             self._router.close()
             self._places.close()
+
+
+class NoPlaces:
+    """Implements `Part` for a coordinator that does not know where its jobs save: the page finds no place to read."""
+
+    def load(self) -> None:
+        importlib.import_module("strata.dashboard.explorer.models")
+
+    def add_to(self, router: APIRouter) -> None:
+        from strata.dashboard.explorer.models import PlaceList  # noqa: PLC0415 - imports pydantic
+
+        @router.get("/api/explorer/places", response_model=PlaceList)
+        async def places() -> object:
+            """Return an empty list: this server reads no checkpoints."""
+            return PlaceList(items=[])
+
+    def close(self) -> None:
+        pass

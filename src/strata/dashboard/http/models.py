@@ -135,6 +135,31 @@ class History(Model):
     series: list[SeriesPoints] = Field(description="In the order asked for; names without values have no points.")
 
 
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+class RunInfo(Model):
+    name: str
+    min_workers: int
+    max_workers: int
+    may_command: bool = Field(description="Whether this session may stop and scale the run.")
+
+
+class WorkerLog(Model):
+    rank: int
+    attempt: int
+    attempts: list[int] = Field(description="Attempts of which this rank has a log, oldest first.")
+    lines: list[str] = Field(description="The end of the log, without control characters.")
+
+
+class StopRequest(Model):
+    is_now: bool = Field(default=False, description="Without saving a checkpoint first.")
+
+
+class ScaleRequest(Model):
+    workers: int = Field(ge=1, le=1 << 20)
+
+
 # -- live --------------------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ MAX_JOBS = 50
 """Jobs with live updates, those with workers first; the others are in /api/overview."""
 MAX_EVENTS = 200
 """Entries of the journal in one message."""
+FOLLOW_EVERY_S = 0.2
+"""Seconds between two looks at the journal. A failure reaches a page sooner than with the next sample."""
 MAX_BEHIND = 2_000
 """Entries that may be waiting to be sent; if more are, the oldest are left out, and the page loads the list again."""
 
@@ -46,13 +48,15 @@ class Broadcast:
         self._seq = engine.last_seq
         """The last entry of the journal that was sent."""
         self._reading: asyncio.Task[None] | None = None
+        self._following = asyncio.get_running_loop().create_task(self._follow(), name="strata-live-journal")
         sampler.listeners.append(self.update)
 
     async def stop(self) -> None:
         self.clients.stop()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        tasks = [task for task in (self._following, self._reading) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
@@ -78,7 +82,6 @@ class Broadcast:
             self.feed.publish(event, data.model_dump_json().encode(), key)
         self._before = sample
         self.clients.wake()
-        self._follow_journal()
 
     def _updates(self, sample: Sample) -> Iterator[Update]:
         before, sampler = self._before, self._sampler
@@ -103,10 +106,12 @@ class Broadcast:
 
     # -- journal ---------------------------------------------------------------------------------------------------
 
-    def _follow_journal(self) -> None:
-        is_reading = self._reading is not None and not self._reading.done()
-        if self._engine.last_seq > self._seq and not is_reading:
-            self._reading = asyncio.get_running_loop().create_task(self._send_events(), name="strata-live-events")
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            is_reading = self._reading is not None and not self._reading.done()
+            if self._engine.last_seq > self._seq and not is_reading and self._engine.not_leader() is None:
+                self._reading = asyncio.get_running_loop().create_task(self._send_events(), name="strata-live-events")
 
     async def _send_events(self) -> None:
         """Send the next entries of the journal, which are read in a thread."""

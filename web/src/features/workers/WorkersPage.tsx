@@ -1,7 +1,9 @@
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { useMemo, useRef } from "react";
 import { Link } from "wouter";
+import { getRun } from "@/shared/api/getRun";
 import type { Worker } from "@/shared/api/types";
+import { useApi } from "@/shared/api/useApi";
 import { count, duration, plural } from "@/shared/format/numbers";
 import { useJob } from "@/shared/live/useJob";
 import { Button } from "@/shared/ui/Button";
@@ -11,8 +13,10 @@ import { SearchField } from "@/shared/ui/SearchField";
 import { StateDot, StatesBar, stateWords, WORKER_STATES } from "@/shared/ui/Status";
 import { useQuery } from "@/shared/url/useQuery";
 import { HeatStrip } from "./HeatStrip";
+import { LogPanel } from "./LogPanel";
+import { RunCommands } from "./RunCommands";
 import { medianRate, NUM_CELLS } from "./strips";
-import { filtered, type Sort, SORTS, sorted } from "./table";
+import { filtered, rankOf, type Sort, SORTS, sorted } from "./table";
 import { type Sampled, useWorkers } from "./useWorkers";
 import "./workers.css";
 
@@ -47,6 +51,8 @@ function Workers({ job }: { job: string }) {
   const sampled = useWorkers(job);
   const { workers, error, everyS, reload } = sampled;
   const { get, set } = useQuery();
+  const run = useApi("run", getRun).data ?? undefined;
+  const logRank = /^\d+$/.test(get("log")) ? Number(get("log")) : undefined;
   const filter = { text: get("q"), state: get("state"), isSuspectOnly: get("suspect") === "true" };
   const sort = SORTS.find((key) => key === get("sort")) ?? "rank";
   const isDescending = get("desc") === "true";
@@ -103,6 +109,7 @@ function Workers({ job }: { job: string }) {
           >
             Lost connection ({numSuspects})
           </Button>
+          {run?.may_command === true && <RunCommands run={run} numWorkers={workers?.length ?? 0} />}
         </div>
       </div>
       {error !== undefined && <Failure error={error} onRetry={reload} />}
@@ -118,6 +125,13 @@ function Workers({ job }: { job: string }) {
         {workers !== undefined && workers.length > 0 && (
           <Table
             {...{ shown, sampled, sort, isDescending }}
+            onLog={
+              run === undefined
+                ? undefined
+                : (rank) => {
+                    set({ log: rank.toString(), attempt: null });
+                  }
+            }
             onSort={(key) => {
               set({ sort: key === "rank" ? null : key, desc: key === sort && !isDescending ? "true" : null });
             }}
@@ -135,6 +149,15 @@ function Workers({ job }: { job: string }) {
           </Empty>
         )}
       </section>
+      {run !== undefined && logRank !== undefined && (
+        <LogPanel
+          key={logRank}
+          rank={logRank}
+          onClose={() => {
+            set({ log: null, attempt: null });
+          }}
+        />
+      )}
     </div>
   );
 }
@@ -145,10 +168,12 @@ interface TableProps {
   sort: Sort;
   isDescending: boolean;
   onSort: (sort: Sort) => void;
+  /** Shows the log of a rank; undefined if this server has no logs. */
+  onLog: ((rank: number) => void) | undefined;
 }
 
 /** Only the rows in view are in the document, however many workers there are. */
-function Table({ shown, sampled, sort, isDescending, onSort }: TableProps) {
+function Table({ shown, sampled, sort, isDescending, onSort, onLog }: TableProps) {
   const { strips, version, everyS } = sampled;
   const scroll = useRef<HTMLDivElement>(null);
   const rows = useVirtualizer({
@@ -211,7 +236,7 @@ function Table({ shown, sampled, sort, isDescending, onSort }: TableProps) {
               style={{ transform: `translateY(${item.start}px)` }}
             >
               <div role="cell" className="right num">
-                {worker.rank}
+                {rankOf(worker)}
               </div>
               <div role="cell" className="truncate" title={worker.worker_id}>
                 <Link
@@ -220,6 +245,18 @@ function Table({ shown, sampled, sort, isDescending, onSort }: TableProps) {
                 >
                   {worker.worker_id}
                 </Link>
+                {onLog !== undefined && worker.launch_rank !== null && worker.launch_rank !== undefined && (
+                  <Button
+                    look="quiet"
+                    className="log-button"
+                    aria-label={`Log of ${worker.worker_id}`}
+                    onClick={() => {
+                      if (typeof worker.launch_rank === "number") onLog(worker.launch_rank);
+                    }}
+                  >
+                    log
+                  </Button>
+                )}
               </div>
               <div role="cell" className="truncate muted host" title={worker.hostname}>
                 {worker.hostname}

@@ -21,8 +21,13 @@ export function filtered(workers: readonly Worker[], filter: Filter): Worker[] {
   );
 }
 
+/** Returns the rank that the script sees; the coordinator's own is the order in which workers joined. */
+export function rankOf(worker: Worker): number {
+  return worker.launch_rank ?? worker.rank;
+}
+
 const COMPARE: Record<Sort, (a: Worker, b: Worker) => number> = {
-  rank: (a, b) => a.rank - b.rank,
+  rank: (a, b) => rankOf(a) - rankOf(b),
   worker: (a, b) => a.worker_id.localeCompare(b.worker_id, "en", { numeric: true }),
   host: (a, b) => a.hostname.localeCompare(b.hostname, "en", { numeric: true }),
   state: (a, b) => WORKER_STATES.indexOf(a.state) - WORKER_STATES.indexOf(b.state),
@@ -33,5 +38,5 @@ const COMPARE: Record<Sort, (a: Worker, b: Worker) => number> = {
 /** Returns the workers in an order; equal ones by rank, so that rows do not jump. */
 export function sorted(workers: readonly Worker[], sort: Sort, isDescending: boolean): Worker[] {
   const sign = isDescending ? -1 : 1;
-  return workers.slice().sort((a, b) => sign * COMPARE[sort](a, b) || a.rank - b.rank);
+  return workers.slice().sort((a, b) => sign * COMPARE[sort](a, b) || rankOf(a) - rankOf(b));
 }

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import type { Worker } from "@/shared/api/types";
 import { ageHeat, medianRate, NUM_CELLS, sample, type Strips } from "./strips";
-import { filtered, sorted } from "./table";
+import { filtered, rankOf, sorted } from "./table";
 
 function worker(rank: number, fields: Partial<Worker> = {}): Worker {
   return {
@@ -59,4 +59,11 @@ describe("the table", () => {
     expect(sorted(workers, "step", true).map((each) => each.rank)).toEqual([2, 0, 1]);
     expect(sorted(workers, "step", false).map((each) => each.rank)).toEqual([0, 1, 2]);
   });
+});
+
+test("workers are ordered by the rank that the launcher gave them, not by the order in which they joined", () => {
+  const late = worker(0, { worker_id: "rank-1", launch_rank: 1 });
+  const early = worker(1, { worker_id: "rank-0", launch_rank: 0 });
+  expect(sorted([late, early], "rank", false).map(rankOf)).toEqual([0, 1]);
+  expect(rankOf(worker(3, { launch_rank: null }))).toBe(3);
 });

@@ -30,6 +30,8 @@ export type GoodputCategory = keyof GoodputEntry["parts_s"];
 export type Recoveries = D["Recoveries"];
 export type RunRecovery = D["RunRecovery"];
 export type RecoveryMoment = D["RecoveryMoment"];
+export type RunInfo = D["RunInfo"];
+export type WorkerLog = D["WorkerLog"];
 
 export interface Page<Item> {
   items: Item[];

@@ -1,0 +1,91 @@
+"""What the page of a run can read and order beyond its coordinator: the logs of workers, a stop, another size.
+
+Orders take the path of `strata stop` and `strata scale`: the control socket of the run's agent, which decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from strata.errors import ConfigError, InvalidArgument
+from strata.launch import control
+from strata.launch.record.log import last_lines
+
+if TYPE_CHECKING:
+    from strata.launch.record.directory import RunDirectory
+
+MAX_LINES = 2_000
+MAX_LOG_BYTES = 512 << 10
+"""Bytes at the end of a log that are read for one answer."""
+
+
+class Log(NamedTuple):
+    rank: int
+    attempt: int
+    attempts: tuple[int, ...]
+    """Attempts of which this rank has a log, oldest first."""
+    lines: list[str]
+
+
+class RunControl(Protocol):
+    """A run as its page sees it. All methods may block on files or a socket."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """The smallest and the largest number of workers."""
+        ...
+
+    def log(self, rank: int, attempt: int | None, num_lines: int) -> Log:
+        """Return the end of a log, of the newest attempt by default.
+
+        Raises:
+            InvalidArgument: There is no such log.
+        """
+        ...
+
+    def stop(self, *, is_now: bool) -> None: ...
+
+    def scale(self, workers: int) -> None: ...
+
+
+class DirectoryRun:
+    """Implements `RunControl` for the run of a directory."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+
+    @property
+    def name(self) -> str:
+        return self._directory.name
+
+    @property
+    def range(self) -> tuple[int, int]:
+        spec = self._directory.spec
+        workers = spec.workers.plus(-spec.num_servers)
+        return workers.at_least, workers.at_most
+
+    def log(self, rank: int, attempt: int | None, num_lines: int) -> Log:
+        found = {each.attempt: each.path for each in self._directory.logs() if each.rank == rank}
+        if not found:
+            raise InvalidArgument(f"rank={rank} has no log on this machine; choose another rank", field="rank")
+        chosen = max(found) if attempt is None else attempt
+        if chosen not in found:
+            known = ", ".join(map(str, sorted(found)))
+            raise InvalidArgument(f"rank {rank} has no log of attempt={chosen}; choose one of {known}", field="attempt")
+        lines = last_lines(found[chosen], num_lines, max_bytes=MAX_LOG_BYTES)
+        return Log(rank, chosen, tuple(sorted(found)), lines)
+
+    def stop(self, *, is_now: bool) -> None:
+        control.ask(self._control(), control.Stop(is_now=is_now))
+
+    def scale(self, workers: int) -> None:
+        control.ask(self._control(), control.Scale(workers))
+
+    def _control(self) -> str:
+        status = self._directory.status
+        if status is None or not status.control:
+            raise ConfigError(f"run {self.name} has not started yet; try again in a moment")
+        return status.control

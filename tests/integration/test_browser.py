@@ -1,0 +1,337 @@
+"""The dashboard's page in a real browser: a killed worker, the explorer, login, themes, a phone, many workers, axe."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+from browser import DESKTOP, PHONE, Tab, Theme, browser, tab
+from playwright.sync_api import Browser, expect
+from servers import DEADLINE_S, EAGER_CLIENT, STRATA, until
+
+from strata.coordinator.client import CoordinatorClient
+from strata.coordinator.config import CoordinatorConfig, LeaseConfig, Limits, SecurityConfig
+from strata.coordinator.embedded import EmbeddedCoordinator
+from strata.coordinator.extension import HttpOptions
+from strata.dashboard.explorer.part import NoPlaces
+from strata.dashboard.extension import Dashboard
+
+__all__ = ["browser"]
+
+pytestmark = pytest.mark.timeout(180)
+CALM = LeaseConfig(lease_s=60.0, heartbeat_s=2.0, suspicion_s=30.0, tick_s=0.02)
+TOKEN = "reader-token-0123456789"
+HOSTILE = "<img src=x onerror=alert(1)>"
+VIEWS = ("/", "/workers", "/events", "/checkpoints")
+SHOWN_WITHIN_S = 1.0
+
+TRAIN = """
+    import os, sys, time
+    from pathlib import Path
+
+    import torch
+
+    import strata
+
+    ctx = strata.init(every=40)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    Path(f"pid-{ctx.rank}").write_text(str(os.getpid()))
+    step = ctx.restore({"model": model}).step
+    print(f"rank {ctx.rank} starts at step {step}", flush=True)
+    while not Path("enough").exists():
+        step += 1
+        ctx.report(step=step, loss=1.0 / (1 + step), accuracy=1 - 1.0 / (1 + step), rows_per_s=320.0)
+        ctx.maybe_checkpoint({"model": model})
+        time.sleep(0.02)
+    print(f"rank {ctx.rank} ends", flush=True)
+"""
+
+
+@contextmanager
+def serving(directory: Path, *, tokens: str = "") -> Iterator[EmbeddedCoordinator]:
+    security = SecurityConfig()
+    if tokens:
+        (directory / "tokens").write_text(tokens)
+        security = SecurityConfig(tokens=str(directory / "tokens"))
+    config = CoordinatorConfig(
+        state="memory", lease=CALM, limits=Limits(max_http_requests_per_s=100_000), security=security
+    )
+    options = HttpOptions(extensions=(Dashboard(parts=[NoPlaces()]),))
+    listen = f"unix:{directory}/c.sock"
+    with EmbeddedCoordinator(config, listen=listen, http="127.0.0.1:0", options=options) as coordinator:
+        yield coordinator
+
+
+def train(client: CoordinatorClient, job_id: str, names: list[str], **metrics: float) -> list[Any]:
+    workers = [client.register_worker(name, job_id=job_id) for name in names]
+    for worker in workers:
+        worker.refresh()
+        worker.report(state="TRAINING", step=5, **metrics)
+        worker.heartbeat()
+    return workers
+
+
+class Run:
+    """`strata run` of the script above."""
+
+    def __init__(self, directory: Path, process: subprocess.Popen[str], url: str) -> None:
+        self.directory, self.process, self.url = directory, process, url
+
+    def pid_of(self, rank: int) -> int:
+        path = self.directory / f"pid-{rank}"
+        until(lambda: path.exists() and path.read_text() != "", f"rank {rank} runs")
+        return int(path.read_text())
+
+    def get(self, path: str, **query: Any) -> Any:
+        return httpx.get(f"{self.url}{path}", params=query, timeout=DEADLINE_S).json()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    directory = tmp_path_factory.mktemp("run")
+    (directory / "train.py").write_text(textwrap.dedent(TRAIN))
+    command = [str(STRATA), "run", "--workers=2", "--name=job", "--logs=none", "train.py"]
+    environment = {**os.environ, "STRATA_RUNS_DIR": str(directory / "runs"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=directory, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.fullmatch(r"dashboard: (http://\S+)\n", line)
+        assert found, line
+        one = Run(directory, process, found[1])
+        until(
+            lambda: one.get("/api/overview")["workers_by_state"].get("TRAINING") == 2,
+            "both workers train",
+            deadline_s=90.0,
+        )
+        yield one
+    finally:
+        with suppress(OSError):
+            (directory / "enough").touch()
+        try:
+            process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+# -- a real run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_shown_within_a_second_of_its_detection(browser: Browser, run: Run) -> None:
+    with tab(browser, run.url) as opened:
+        page = opened.open("/")
+        expect(page.locator(".recent li").first).to_be_visible()
+        opened.shoot("overview")
+        last = run.get("/api/events", limit=1000)["next_after"]
+        # The browser itself notes when the line appears: the test may be scheduled later.
+        page.evaluate(
+            """() => {
+              const known = new Set([...document.querySelectorAll('.recent li span')].map((e) => e.textContent));
+              window.shown = [];
+              new MutationObserver(() => {
+                for (const line of document.querySelectorAll('.recent li span')) {
+                  if (known.has(line.textContent)) continue;
+                  known.add(line.textContent);
+                  window.shown.push([Date.now() / 1000, line.textContent]);
+                }
+              }).observe(document.body, { subtree: true, childList: true, characterData: true });
+            }"""
+        )
+        os.kill(run.pid_of(1), signal.SIGKILL)
+        expect(page.locator(".recent li", has_text="rank-1 left").first).to_be_visible(timeout=30_000)
+        shown_s = next(at for at, words in page.evaluate("window.shown") if words.startswith("rank-1 left"))
+        left = [
+            event
+            for event in run.get("/api/events", after=last, kind="WorkerLeft", limit=1000)["items"]
+            if event["worker_id"] == "rank-1"
+        ]
+        page.locator(".recent").scroll_into_view_if_needed()
+        opened.shoot("worker-killed")
+
+        assert shown_s - left[0]["at_s"] < SHOWN_WITHIN_S, left[0]
+        until(
+            lambda: run.get("/api/overview")["workers_by_state"].get("TRAINING") == 2,
+            "the run has recovered",
+            deadline_s=60.0,
+        )
+        expect(page.locator(".badge").first).to_have_text("training")
+
+
+def test_the_explorer_shows_the_tensors_of_a_real_checkpoint(browser: Browser, run: Run) -> None:
+    until(lambda: run.get("/api/overview")["jobs"]["items"][0]["checkpoint_id"] is not None, "a checkpoint exists")
+    with tab(browser, run.url) as opened:
+        page = opened.open("/checkpoints")
+        page.get_by_role("treeitem").first.wait_for()
+        page.get_by_label(re.compile("filter|search", re.IGNORECASE)).last.wait_for()
+        page.goto(f"{page.url.partition('?')[0]}?name=model.0.weight")
+        expect(page.get_by_text("32 × 16").first).to_be_visible()
+        opened.shoot("explorer")
+
+
+def test_the_log_of_a_worker_is_shown_and_a_stop_asks_first(browser: Browser, run: Run) -> None:
+    with tab(browser, run.url) as opened:
+        page = opened.open("/workers")
+        page.get_by_role("button", name="Log of rank-1").click()
+        expect(page.get_by_label("Log of rank 1").get_by_text("rank 1 starts at step")).to_be_visible()
+        opened.shoot("worker-log")
+        assert opened.violations() == []
+        page.get_by_role("button", name="Stop…").click()
+        expect(page.get_by_role("dialog", name="Stop job?")).to_be_visible()
+        opened.shoot("stop")
+        assert opened.violations() == []
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert run.process.poll() is None
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_wrong_on_any_page_of_a_run(browser: Browser, run: Run, view: str, theme: Theme) -> None:
+    with tab(browser, run.url, theme=theme) as opened:
+        opened.open(view)
+        opened.shoot(f"{view.strip('/') or 'overview'}-{theme}")
+
+        assert opened.violations() == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_shows_every_page_without_scrolling_sideways(browser: Browser, run: Run, view: str) -> None:
+    with tab(browser, run.url, size=PHONE, is_phone=True) as opened:
+        opened.open(view)
+        opened.shoot(f"{view.strip('/') or 'overview'}-phone")
+
+        assert opened.overflow_px() <= 0
+
+
+# -- coordinators ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_with_no_job_names_what_to_do(browser: Browser, tmp_path: Path, theme: Theme) -> None:
+    with serving(tmp_path) as coordinator, tab(browser, coordinator.http_address, theme=theme) as opened:
+        for view in VIEWS:
+            page = opened.open(view)
+            opened.shoot(f"empty-{view.strip('/') or 'overview'}-{theme}")
+            assert opened.violations() == [], view
+        page = opened.open("/workers")
+        expect(page.get_by_text("strata run --workers 2 train.py")).to_be_visible()
+
+
+def test_a_login_is_needed_once_and_its_token_stays_out_of_address_and_scripts(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with (
+        serving(tmp_path, tokens=f"reader {TOKEN}\n") as coordinator,
+        tab(browser, coordinator.http_address) as opened,
+    ):
+        opened.expected += ["401"]
+        page = opened.page
+        page.goto(f"{opened.url}/workers")
+        field = page.get_by_label("Token")
+        field.fill("wrong-token-0123456789")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_be_visible()
+        opened.shoot("login")
+        assert opened.violations() == []
+        field.fill(TOKEN)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Workers", exact=True).wait_for()
+
+        assert page.url.endswith("/workers")
+        assert page.evaluate("document.cookie") == ""
+        assert TOKEN not in page.evaluate("JSON.stringify([localStorage, sessionStorage, location.href])")
+        page.reload()
+        page.get_by_role("heading", name="Workers", exact=True).wait_for()
+
+
+def test_hostile_parts_of_an_address_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as coordinator,
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+        tab(browser, coordinator.http_address) as opened,
+    ):
+        longest = "w" * 120
+        train(client, "job", ["javascript:alert", longest])
+        for view in VIEWS:
+            opened.open(view, q=HOSTILE, name=HOSTILE, worker=HOSTILE, state=HOSTILE)
+            assert_harmless(opened)
+        page = opened.open("/workers")
+        expect(page.get_by_text(longest).first).to_be_visible()
+        opened.shoot("longest-name")
+        assert opened.overflow_px() <= 0
+
+
+def test_hostile_names_of_tensors_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    safetensors.numpy.save_file({HOSTILE: np.ones((2, 2), np.float32)}, tmp_path / "x.safetensors")
+    command = [str(STRATA), "dashboard", str(tmp_path / "x.safetensors"), "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
+            with tab(browser, address.rstrip("/")) as opened:
+                opened.expected += ["404"]  # how the page finds out that there is no coordinator
+                page = opened.open("/checkpoints")
+                expect(page.get_by_text("<img src=x").first).to_be_visible()
+                page.get_by_text("<img src=x").first.click()
+                expect(page.get_by_text("2 × 2").first).to_be_visible()
+                assert_harmless(opened)
+                opened.shoot("hostile-tensor")
+        finally:
+            server.terminate()
+
+
+def assert_harmless(opened: Tab) -> None:
+    opened.check()  # no dialog
+    assert opened.page.locator("img[src=x]").count() == 0
+
+
+@pytest.mark.slow  # half a minute, to register them
+def test_a_thousand_workers_are_shown_in_a_few_rows_and_found_by_name(browser: Browser, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as coordinator,
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+        tab(browser, coordinator.http_address, size=DESKTOP) as opened,
+    ):
+        train(client, "large", [f"worker-{number:04}" for number in range(1_000)], loss=0.5)
+        page = opened.open("/workers")
+        expect(page.get_by_text("1,000 workers of large")).to_be_visible()
+        assert page.get_by_role("row").count() < 60
+        opened.shoot("thousand-workers")
+        started_s = time.monotonic()
+        page.get_by_label("Filter by worker or host").fill("worker-0999")
+        expect(page.get_by_text("worker-0999")).to_be_visible()
+        took_s = time.monotonic() - started_s
+        page.get_by_label("Filter by worker or host").fill("")
+        page.get_by_role("table", name="Workers").evaluate("table => { table.scrollTop = table.scrollHeight; }")
+        expect(page.get_by_text("worker-0999")).to_be_visible()
+
+        assert took_s < 2.0, "the page answers while it loads a thousand workers every second"
+        assert opened.violations() == []
+
+
+def test_a_stop_that_is_confirmed_ends_the_run_after_a_checkpoint(browser: Browser, run: Run) -> None:
+    with tab(browser, run.url) as opened:
+        opened.expected += ["ERR_", "HTTP 5"]  # the page ends with the run
+        page = opened.open("/workers")
+        page.get_by_role("button", name="Stop…").click()
+        page.get_by_role("button", name="Save and stop").click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        _, errors = run.process.communicate(timeout=60)
+
+    assert "job stopped" in errors
+    assert "checkpoints: none saved" not in errors
