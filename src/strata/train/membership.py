@@ -409,9 +409,9 @@ class JoinedMembership:
         latest = self._worker.latest_generation
         if self._follows_restarts and self._last_followed != latest:
             self._worker.refresh()
-            self._last_followed = latest
             for topic, value in list(self._sent.items()):
                 self._send(topic, value)
+            self._last_followed = latest  # only now: what failed is sent again
 
     def _report_metrics(self) -> None:
         """Report our own metrics and the gauges, except those that the script reports itself."""
