@@ -351,6 +351,23 @@ def test_commands_keep_their_order_and_reach_all_workers(quiet_client: Coordinat
         assert received == names
 
 
+def test_a_worker_that_misses_a_notice_receives_all_commands_in_order(quiet_client: CoordinatorClient) -> None:
+    """The notice of a command may arrive before the answer to the registration has reached the program."""
+    client = quiet_client._client
+    key = ("default", "w0")
+    worker = quiet_client.register_worker("w0")
+    hidden = client._workers.pop(key)
+    quiet_client.send_command("CHECKPOINT_NOW", worker_ids=["w0"])
+    quiet_client.list_workers()  # the notice has passed: a stream keeps its order
+    client._workers[key] = hidden
+    quiet_client.send_command("STOP", worker_ids=["w0"])
+    received: list[str] = []
+    until(
+        lambda: bool(received.extend(c.name for c in worker.take_commands()) or "STOP" in received), "both have arrived"
+    )
+    assert received == ["CHECKPOINT_NOW", "STOP"]
+
+
 def test_a_command_survives_the_coordinator_and_is_received_once(
     coordinator: CoordinatorProcess, client: CoordinatorClient
 ) -> None:

@@ -135,7 +135,7 @@ class Node(Process):
                 worker.latest_generation = max(worker.latest_generation, notice.generation)
         elif isinstance(notice, CommandQueued):
             for worker in self.workers:
-                if worker.worker_id == notice.worker_id:
+                if worker.worker_id == notice.worker_id and notice.previous_id <= worker.last_command_id:
                     worker.receive_commands([notice.command.command_id])
 
     # -- heartbeats ------------------------------------------------------------------------------------------------
@@ -198,7 +198,9 @@ class Worker:
         for number in numbers:
             targets = self.world.ledger.commands.get(number, ())
             self.world.ledger.expect(self.worker_id in targets, f"command {number} was delivered before it was durable")
-            self.last_command_id = max(self.last_command_id, number)
+            if number > self.last_command_id:
+                self.last_command_id = number
+                self.world.ledger.received.add((self.worker_id, number))
 
     # -- the program -----------------------------------------------------------------------------------------------
 
@@ -318,7 +320,7 @@ class Worker:
 def admin(world: World, worker_ids: list[str]) -> Program:
     """Send commands from time to time, and repeat each until it is answered."""
     for _ in range(world.rng.randint(0, 6)):
-        yield "sleep", world.rng.uniform(0.2, 5)
+        yield "sleep", world.rng.choice((0.0, world.rng.uniform(0.2, 5)))
         request_id = f"r{world.next_number()}"
         targets = world.rng.sample(worker_ids, world.rng.randint(0, len(worker_ids)))
         while True:

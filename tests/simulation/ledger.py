@@ -53,6 +53,8 @@ class Ledger:
         """Fences of the workers that arrived at a barrier."""
         self.notified: set[tuple[str, int, int]] = set()
         """(checkpoint, generation, fence) that a client has reported."""
+        self.received: set[tuple[str, int]] = set()
+        """(worker, command)."""
         self.suspected: set[int] = set()
         """Fences whose connection was reset."""
         self.released_seen: set[tuple[int, str, int]] = set()
@@ -175,8 +177,11 @@ class Ledger:
             self.pending.setdefault(worker_id, []).append(number)
 
     def _commands_acked(self, event: e.CommandsAcked) -> None:
-        left = [number for number in self.pending.get(event.worker_id, ()) if number > event.command_id]
-        self.pending[event.worker_id] = left
+        pending = self.pending.get(event.worker_id, [])
+        for number in pending:
+            has_it = (event.worker_id, number) in self.received
+            self.expect(has_it or number > event.command_id, f"{event.words()}, but never received {number}")
+        self.pending[event.worker_id] = [number for number in pending if number > event.command_id]
 
     # -- a restarted coordinator -----------------------------------------------------------------------------------
 

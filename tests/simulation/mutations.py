@@ -91,6 +91,10 @@ def commands_that_may_be_sent_twice(patch: Patch) -> None:
     patch.setattr(Commands, "apply_sent", forgetful)
 
 
+def notices_without_the_command_before(patch: Patch) -> None:
+    patch.setattr(Commands, "previous_id", lambda self, worker_id: 0)
+
+
 MUTATIONS = (
     a_barrier_that_counts_arrivals,
     answers_before_the_commit,
@@ -101,4 +105,5 @@ MUTATIONS = (
     shards_that_stay_with_the_dead,
     silence_that_counts_while_we_stood_still,
     commands_that_may_be_sent_twice,
+    notices_without_the_command_before,
 )

@@ -200,3 +200,13 @@ def test_an_ack_of_command_0_changes_nothing(driver: Driver, acked: int) -> None
     driver.settle()
     assert commands_for(driver, "w0", acked=acked) == [(1, "STOP")]
     assert driver.settle() == ([], [])
+
+
+def test_a_notice_names_the_command_that_is_pending_before_it(driver: Driver) -> None:
+    for _ in range(2):
+        driver.command("w0")
+    driver.settle()
+    driver.beat("w0", acked=1)
+    driver.command("w0", "w1")
+    _, notices = driver.settle()
+    assert [(n.worker_id, n.previous_id) for n in notices if isinstance(n, CommandQueued)] == [("w0", 2), ("w1", 0)]

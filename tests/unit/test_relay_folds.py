@@ -10,7 +10,7 @@ from strata.coordinator.relay.folds import FORGET_AFTER_LEASES, Pulses, barrier_
 from strata.coordinator.relay.relay import RelayConfig
 from strata.errors import ConfigError, InvalidArgument, StaleIncarnation
 from strata.v1 import calls_pb2 as pb
-from strata.v1 import types_pb2
+from strata.v1 import session_pb2, types_pb2
 
 FENCE = 7_000_000_001
 LEASE_S, HEARTBEAT_S = 5.0, 1.0
@@ -121,9 +121,26 @@ def test_a_new_upstream_connection_receives_heartbeats_of_all_workers(pulses: Pu
     assert pulses.take() == []
 
 
+def queued(command_id: int, *, previous: int = 0) -> session_pb2.CommandQueued:
+    command = types_pb2.Command(command_id=command_id)
+    return session_pb2.CommandQueued(job_id="j", worker_id="a", command=command, previous_command_id=previous)
+
+
+def test_after_a_missed_command_the_coordinator_answers_the_next_heartbeat(pulses: Pulses) -> None:
+    pulses.take()
+    confirm(pulses, beat(), 0.1)
+    pulses.add_command(queued(2, previous=1))
+    assert pulses.beat(beat(), 0.2) is None
+    both = [types_pb2.Command(command_id=1), types_pb2.Command(command_id=2)]
+    pulses.confirmed(beat(), pb.HeartbeatResponse(generation=1, num_workers=1, commands=both), sent_s=0.2, folded=False)
+    answer = pulses.beat(beat(), 0.3)
+    assert isinstance(answer, pb.HeartbeatResponse)
+    assert [c.command_id for c in answer.commands] == [1, 2]
+
+
 def test_commands_are_repeated_until_they_are_acknowledged(pulses: Pulses) -> None:
-    pulses.add_command("j", "a", types_pb2.Command(command_id=2))
-    pulses.add_command("j", "a", types_pb2.Command(command_id=1))
+    pulses.add_command(queued(1))
+    pulses.add_command(queued(2, previous=1))
     for _ in range(2):
         answer = pulses.beat(beat(), 0.1)
         assert isinstance(answer, pb.HeartbeatResponse)

@@ -445,8 +445,13 @@ class CommandQueued(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    PREVIOUS_COMMAND_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     worker_id: _builtins.str
+    previous_command_id: _builtins.int
+    """The command that was pending before this one; 0: none. A receiver that has not seen it has missed a notice, so it
+    asks with a heartbeat for all pending commands: an acknowledgement covers all commands up to an id.
+    """
     @_builtins.property
     def command(self) -> _types_pb2.Command: ...
     def __init__(
@@ -455,10 +460,11 @@ class CommandQueued(_message.Message):
         job_id: _builtins.str = ...,
         worker_id: _builtins.str = ...,
         command: _types_pb2.Command | None = ...,
+        previous_command_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "job_id", b"job_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "job_id", b"job_id", "previous_command_id", b"previous_command_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

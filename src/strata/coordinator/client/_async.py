@@ -185,8 +185,12 @@ class AsyncCoordinatorClient:
         elif notice.HasField("command_queued"):
             queued = notice.command_queued
             addressee = self._workers.get((queued.job_id, queued.worker_id))
-            if addressee is not None:
+            if addressee is None:
+                pass  # its registration is being answered; its first heartbeat brings the command
+            elif addressee.has_heard(queued.previous_command_id):
                 addressee.hear_commands([wire.decode_command(queued.command)])
+            else:
+                self._beat_now.set()
         about = getattr(notice, notice.WhichOneof("notice") or "", None)
         if about is not None and about.job_id in self._watches:
             self._watches[about.job_id].set()

@@ -166,6 +166,12 @@ class AsyncWorker:
         if reason and generation == self.latest_generation:
             self.change_reason = reason
 
+    def has_heard(self, command_id: int) -> bool:
+        """Return whether this command has arrived. After one that has not, no other may be taken: the acknowledgement
+        of a command covers all before it.
+        """
+        return command_id <= self._last_command_id
+
     def hear_commands(self, commands: Iterable[CommandRecord]) -> None:
         new = [c for c in commands if c.command_id > self._last_command_id]
         if new:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from strata.errors import StrataError
-    from strata.v1 import types_pb2
+    from strata.v1 import session_pb2, types_pb2
 
 UNKNOWN_HEARTBEAT_S = 0.2
 """The assumed heartbeat interval of a worker that registered through another connection."""
@@ -48,6 +48,8 @@ class Pulse:
     """The coordinator's error for the last heartbeat; the worker receives it with its next one."""
     commands: dict[int, types_pb2.Command] = field(default_factory=dict)
     acked_command_id: int = 0
+    has_missed_command: bool = False
+    """Its notice was lost: the coordinator answers the next heartbeat."""
     in_flight: bool = False
     """A heartbeat is on its way upstream; the next one waits for the answer, so that none pile up."""
     doubted: bool = False
@@ -103,7 +105,7 @@ class Pulses:
         pulse.heard_s = now_s
         if not _is_plain(request, pulse):
             return None
-        if pulse.doubted or now_s - pulse.confirmed_s > pulse.lease_s:
+        if pulse.doubted or pulse.has_missed_command or now_s - pulse.confirmed_s > pulse.lease_s:
             pulse.doubted = False
             return None
         if request.acked_command_id > pulse.acked_command_id:
@@ -224,6 +226,7 @@ class Pulses:
         pulse.confirmed_s = max(pulse.confirmed_s, sent_s)
         pulse.acknowledge(request.acked_command_id)
         pulse.add_commands(response.commands)
+        pulse.has_missed_command = False
 
     def refused(self, request: pb.HeartbeatRequest, error: StrataError | None, *, folded: bool) -> None:
         """Record that a heartbeat failed; with `error=None`, no answer arrived."""
@@ -241,10 +244,15 @@ class Pulses:
         if job is not None:
             job.update(generation, num_workers)
 
-    def add_command(self, job_id: str, worker_id: str, command: types_pb2.Command) -> None:
-        pulse = self._jobs.get(job_id, JobPulses()).workers.get(worker_id)
-        if pulse is not None:
-            pulse.add_commands([command])
+    def add_command(self, queued: session_pb2.CommandQueued) -> None:
+        pulse = self._jobs.get(queued.job_id, JobPulses()).workers.get(queued.worker_id)
+        if pulse is None:
+            return
+        previous_id = queued.previous_command_id
+        if previous_id > pulse.acked_command_id and previous_id not in pulse.commands:
+            pulse.has_missed_command = True
+        else:
+            pulse.add_commands([queued.command])
 
     def _pulse(self, request: pb.HeartbeatRequest | pb.DeregisterWorkerRequest) -> Pulse | None:
         job = self._jobs.get(_job_id(request))

@@ -342,8 +342,9 @@ class RelayBackend:
             found = GenerationChanged(changed.job_id, changed.generation, changed.num_workers, changed.reason)
         elif notice.HasField("command_queued"):
             queued = notice.command_queued
-            self._pulses.add_command(queued.job_id, queued.worker_id, queued.command)
-            found = CommandQueued(queued.job_id, queued.worker_id, wire.decode_command(queued.command))
+            self._pulses.add_command(queued)
+            command, previous_id = wire.decode_command(queued.command), queued.previous_command_id
+            found = CommandQueued(queued.job_id, queued.worker_id, command, previous_id)
         elif notice.HasField("checkpoint_committed"):
             committed = notice.checkpoint_committed
             found = CheckpointAnnounced(committed.job_id, committed.checkpoint_id, committed.step)

@@ -564,6 +564,7 @@ class SessionHub:
                         job_id=notice.job_id,
                         worker_id=notice.worker_id,
                         command=wire.encode_command(notice.command),
+                        previous_command_id=notice.previous_id,
                     )
                 )
                 link_of_worker = self._links_by_worker.get((notice.job_id, notice.worker_id))

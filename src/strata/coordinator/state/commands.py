@@ -78,6 +78,11 @@ class Commands:
             return []
         return [CommandsAcked(job_id=self.job_id, worker_id=worker_id, command_id=command_id)]
 
+    def previous_id(self, worker_id: str) -> int:
+        """Return the id of the command that waits before a worker's newest one, or 0."""
+        pending = self.pending.get(worker_id, ())
+        return pending[-2].command_id if len(pending) > 1 else 0
+
     # -- apply -----------------------------------------------------------------------------------------------------
 
     def apply_sent(self, event: CommandSent) -> None:

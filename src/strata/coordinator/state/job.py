@@ -50,6 +50,8 @@ class CommandQueued:
     job_id: str
     worker_id: str
     command: e.CommandRecord
+    previous_id: int = 0
+    """The command that was pending for this worker before; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +291,9 @@ class Job:
         sent = self.commands.send(self.membership, worker_ids, name, reason=reason, args=args, request_id=request_id)
         self._emit(sent)
         for event in sent:
-            self._outbox.notices += [CommandQueued(self.job_id, w, event.command) for w in event.worker_ids]
+            self._outbox.notices += [
+                CommandQueued(self.job_id, w, event.command, self.commands.previous_id(w)) for w in event.worker_ids
+            ]
             return event.command.command_id, len(event.worker_ids)
         return self.commands.requests[request_id], len(set(worker_ids)) or len(self.membership.members)
 
