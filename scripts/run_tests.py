@@ -6,14 +6,19 @@ run.
 
     scripts/run_tests.py                 # what `make test` runs: everything except tests marked slow
     scripts/run_tests.py --suite slow    # what `make test-slow` runs: only tests marked slow
+
+TESTS_END_AT, in seconds since 1970, ends the run before CI does, so that its last lines name the tests that were
+running.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +26,9 @@ BUILD = ROOT / ".build"
 MAX_RERUNS = 20
 """More failures than this are not bad luck, so nothing runs again."""
 PASSED, SOME_FAILED, NONE_COLLECTED = 0, 1, 5
+END_AT_VARIABLE = "TESTS_END_AT"
+END_WITHIN_S = 60.0
+"""For pytest to end its workers and to print its summary."""
 MARKS = {"fast": "not slow", "slow": "slow"}
 
 
@@ -64,8 +72,23 @@ def run_pytest(*arguments: str) -> tuple[int, dict[str, str]]:
     failures = BUILD / "failures.json"
     failures.unlink(missing_ok=True)
     pytest = [sys.executable, "-m", "pytest", "--durations=10", "--durations-min=1", f"--failures-to={failures}"]
-    code = subprocess.run([*pytest, *arguments], cwd=ROOT, check=False).returncode
+    code = run_until([*pytest, *arguments], os.environ.get(END_AT_VARIABLE))
     return code, json.loads(failures.read_text()) if failures.exists() else {}
+
+
+def run_until(command: list[str], end_at: str | None) -> int:
+    """Run a command; send it SIGTERM when the time has come, and SIGKILL if it does not end then."""
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            return process.wait(None if not end_at else max(0.0, float(end_at) - time.time()))
+        except subprocess.TimeoutExpired:
+            print(f"\nthe time of this run is over ({END_AT_VARIABLE}={end_at})", flush=True)
+            process.terminate()
+        try:
+            return process.wait(END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
 
 
 def report(failed: dict[str, str], failed_again: dict[str, str]) -> str:

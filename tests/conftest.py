@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import hypothesis
 import pytest
@@ -90,6 +92,30 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+    if (
+        config.getoption("dist", "no") != "no"
+    ):  # else tests run in this process, and their forks would inherit the handler
+        config.pluginmanager.register(RunningTests())
+
+
+class RunningTests:
+    """Ends the run on SIGTERM, which CI sends when its time is over, and lists the tests that were running."""
+
+    def __init__(self) -> None:
+        self._started_s: dict[str, float] = {}
+        signal.signal(signal.SIGTERM, self._terminated)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._started_s[nodeid] = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._started_s.pop(nodeid, None)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        now_s = time.monotonic()
+        running = [f"  {name} for {now_s - start_s:.0f} s" for name, start_s in self._started_s.items()]
+        raise KeyboardInterrupt("\n".join(["ended by SIGTERM; these tests were running:", *running]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

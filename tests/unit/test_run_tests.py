@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -83,3 +87,40 @@ def test_many_failures_are_not_taken_for_bad_luck(script: ModuleType, monkeypatc
     many = {f"a::{number}": "wrong" for number in range(script.MAX_RERUNS + 1)}
     outcomes(script, monkeypatch, (1, many), (0, {}))
     assert script.main() == 1
+
+
+def test_a_run_whose_time_is_over_is_terminated_and_then_killed(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    monkeypatch.setattr(script, "END_WITHIN_S", 0.5)
+    assert script.run_until([sys.executable, "-c", "raise SystemExit(3)"], None) == 3
+    assert script.run_until([sys.executable, "-c", "import signal; signal.pause()"], "1") == -signal.SIGTERM
+    assert "the time of this run is over (TESTS_END_AT=1)" in capsys.readouterr().out
+    assert script.run_until([sys.executable, "-c", stubborn], str(time.time() + 3)) == -signal.SIGKILL
+
+
+STARTED = """
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logstart():
+    Path("started").touch()
+"""
+WAITING = """
+import os, signal, time
+from pathlib import Path
+
+def test_that_waits():
+    while not Path("started").exists():
+        time.sleep(0.01)
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+
+
+def test_a_terminated_run_names_the_tests_that_were_running(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((SCRIPT.parents[1] / "tests" / "conftest.py").read_text() + STARTED)
+    (tmp_path / "test_one.py").write_text(WAITING)
+    pytest_command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", "--rootdir", "."]
+    ended = subprocess.run(pytest_command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == pytest.ExitCode.INTERRUPTED
+    assert re.search(r"ended by SIGTERM; these tests were running:\n  test_one.py::test_that_waits for ", ended.stdout)
