@@ -143,7 +143,8 @@ def test_predictions_leave_the_target_out_of_optional_inputs() -> None:
     model.fit((x, y))
 
     assert model.predict((x, y)).equal(model.predict(x))
-    assert model.predict(DataLoader(TensorDataset(x, y))).equal(model.predict(x))
+    # Batches of another size may round differently.
+    torch.testing.assert_close(model.predict(DataLoader(TensorDataset(x, y))), model.predict(x))
 
 
 def test_predictions_have_the_form_of_the_outputs() -> None:
@@ -274,8 +275,9 @@ def test_options_of_a_fit_on_files_do_not_reach_other_data() -> None:
 def test_predictions_for_a_shuffled_loader_come_in_the_order_of_the_rows() -> None:
     x, y = arrays(20)
     model = trainer()
+    shuffled = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)
 
-    assert model.predict(DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)).equal(model.predict(x))
+    torch.testing.assert_close(model.predict(shuffled), model.predict(x))  # other batch sizes may round differently
 
 
 def test_weighted_training_can_be_evaluated_on_rows_without_weights() -> None:
