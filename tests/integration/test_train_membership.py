@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import pytest
 from servers import DEADLINE_S, free_port, until
 
 from strata.coordinator.client import AsyncCoordinatorClient, CoordinatorClient
-from strata.coordinator.config import CoordinatorConfig, LeaseConfig
+from strata.coordinator.config import CoordinatorConfig, LeaseConfig, Limits
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.coordinator.relay.relay import RelayConfig, RelayServer
 from strata.coordinator.state.membership import WorkerEvent
 from strata.coordinator.state.views import MembershipInfo
-from strata.errors import CoordinatorUnavailable, UnknownJob
+from strata.errors import CoordinatorUnavailable, LimitExceeded, UnknownJob
 from strata.identity import Identity
 from strata.launch.environment import METRICS, WorkerSpec
 from strata.train.agreement import Agreement
@@ -328,3 +329,33 @@ def test_a_client_that_watches_a_job_is_notified_of_members_events_and_checkpoin
 
     with EmbeddedCoordinator(QUICK) as coordinator:
         asyncio.run(behind_relay(coordinator.address) if has_relay else scene(coordinator.address))
+
+
+def test_a_late_rank_receives_all_values_although_only_few_fit_into_a_queue(tmp_path: Path) -> None:
+    """Every rank sends its values again at the same time: no rank may wait for room in a queue before it takes its own
+    commands.
+    """
+    config = replace(QUICK, limits=Limits(max_pending_commands_per_worker=4))
+    topics = ("a", "b", "c")
+    with EmbeddedCoordinator(config, listen=f"unix:{tmp_path}/c.sock") as coordinator, ExitStack() as stack:
+        ranks: list[JoinedMembership] = []
+        for rank in range(4):
+            client = stack.enter_context(CoordinatorClient(coordinator.address))
+            identity = spec_of(rank, 4, 0, coordinator.address).identity
+            ranks.append(JoinedMembership(client, identity, Agreement(), is_late=True))
+            if rank == 3:
+                break
+            for topic in topics:
+                until(lambda topic=topic: was_published(ranks[-1], topic), f"rank {rank} has published {topic}")
+        for topic in topics:
+            assert set(ranks[3].collect(topic, range(3), timeout_s=DEADLINE_S)) == {0, 1, 2}
+        for each in ranks:
+            each.leave(together=False)
+
+
+def was_published(membership: JoinedMembership, topic: str) -> bool:
+    try:
+        membership.publish(topic, "value")
+    except LimitExceeded:  # the queues are full
+        return False
+    return True

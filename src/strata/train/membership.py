@@ -231,6 +231,8 @@ class JoinedMembership:
         """Generation whose new ranks know what this one has published."""
         self._sent: dict[str, str] = {}
         """Values that this rank has published, by topic: a rank that is restarted alone has missed them."""
+        self._unsent: dict[str, None] = {}
+        """Topics that the ranks of the newest generation have not received again yet."""
         self._num_ends = 0
         """Number of ends of training that the ranks have reached together."""
         self._is_leaving = threading.Event()
@@ -383,13 +385,14 @@ class JoinedMembership:
             try:
                 self._worker.wait_changed(POLL_S)
                 self._report_metrics()
+                # Before anything is sent: a worker that takes no commands soon receives no more.
+                self._commands.extend(self._worker.take_commands())
+                while self._commands:
+                    self._carry_out(self._commands.popleft())
                 self._adopt_changes()
                 for name, reason in list(self._wanted.items()):
                     self._client.send_command(name, job_id=self._identity.run, reason=reason)
                     del self._wanted[name]  # only now: what failed is sent again
-                self._commands.extend(self._worker.take_commands())
-                while self._commands:
-                    self._carry_out(self._commands.popleft())
             except StrataError as error:
                 if not self._is_leaving.is_set() and self._worker.lost is None:
                     log.warning("cannot reach the coordinator: %s", error)
@@ -409,9 +412,11 @@ class JoinedMembership:
         latest = self._worker.latest_generation
         if self._follows_restarts and self._last_followed != latest:
             self._worker.refresh()
-            for topic, value in list(self._sent.items()):
-                self._send(topic, value)
-            self._last_followed = latest  # only now: what failed is sent again
+            self._unsent = dict.fromkeys(self._sent)
+            self._last_followed = latest
+        for topic in list(self._unsent):
+            self._send(topic, self._sent[topic])
+            del self._unsent[topic]  # only now: what failed is sent again
 
     def _report_metrics(self) -> None:
         """Report our own metrics and the gauges, except those that the script reports itself."""
