@@ -70,6 +70,35 @@ def test_a_loader_without_a_sum_is_not_measured() -> None:
     assert data_wait(iter([])) is None
 
 
+class MetricsOfSplits:
+    """A dataset of a user, whose method needs an argument."""
+
+    def get_metrics(self, split: str) -> str:
+        return split
+
+
+class OwnLoader:
+    dataset = MetricsOfSplits()
+    waited_s = None
+
+
+def test_attributes_of_a_users_loader_with_another_meaning_are_not_read() -> None:
+    assert data_wait(OwnLoader()) is None
+
+
+def test_a_source_that_raises_is_dropped_and_the_rest_is_measured(caplog: pytest.LogCaptureFixture) -> None:
+    clock = HandClock()
+    meter = TimeUseMeter(clock)
+    waits = [0.0, 0.5]
+    meter.add_source("data_s", lambda: waits.pop(0))
+    meter.begin()
+    clock.now_s += 2
+    assert meter.read() == TimeUse(measured_s=2.0, data_s=0.5)
+    assert meter.read() == TimeUse(measured_s=2.0)
+    assert meter.read() == TimeUse(measured_s=2.0)
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("collective_s", [None, 0.0, 1.5])
 def test_the_message_keeps_what_was_not_measured_apart_from_zero(collective_s: float | None) -> None:
     use = TimeUse(measured_s=9.0, data_s=1.0, barrier_s=0.5, collective_s=collective_s)

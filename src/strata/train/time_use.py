@@ -8,6 +8,7 @@ reads their sums about once a second.
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 from strata.clock import Clock, SystemClock
@@ -16,6 +17,7 @@ from strata.coordinator.state.time_use import TimeUse
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+log = logging.getLogger(__name__)
 Wait = Literal["data_s", "checkpoint_s", "barrier_s", "restore_s"]
 _WAITS: tuple[Wait, ...] = ("data_s", "checkpoint_s", "barrier_s", "restore_s")
 
@@ -74,16 +76,34 @@ class TimeUseMeter:
 
     def _totals(self) -> dict[Wait, float]:
         totals = dict(self._sums)
-        for wait, total_s in tuple(self._sources):
-            totals[wait] += total_s()
+        for source in tuple(self._sources):
+            wait, total_s = source
+            try:
+                totals[wait] += total_s()
+            except Exception:  # perhaps a loader of the user: neither training nor heartbeats may end with it
+                log.exception("%s is no longer measured", wait)
+                self._sources.remove(source)
         return totals
 
 
 def data_wait(loader: Any) -> Callable[[], float] | None:
-    """Return the seconds that a loader has been waited for, if it measures them."""
-    if hasattr(loader, "waited_s"):
-        return lambda: float(loader.waited_s)
-    metrics = getattr(getattr(loader, "dataset", None), "get_metrics", None)
-    if metrics is not None and hasattr(metrics(), "consumer_wait_s"):
-        return lambda: float(metrics().consumer_wait_s)
+    """Return the seconds that a loader has been waited for, if it measures them.
+
+    A loader of the user may have attributes of these names with another meaning, so only a number counts.
+    """
+
+    def of_loader() -> Any:
+        return loader.waited_s
+
+    def of_dataset() -> Any:
+        return loader.dataset.get_metrics().consumer_wait_s
+
+    for read in (of_loader, of_dataset):
+        try:
+            is_number = isinstance(read(), (int, float))
+        except Exception as error:  # noqa: BLE001 - of the user's class
+            log.debug("%s measures no waits: %s", type(loader).__name__, error)
+            continue
+        if is_number:
+            return read
     return None

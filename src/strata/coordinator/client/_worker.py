@@ -130,10 +130,10 @@ class AsyncWorker:
 
     async def heartbeat(self) -> None:
         """Send the reported progress now instead of with the next heartbeat."""
+        use = self._read_time_use()
         with self._noting:
             metrics, self._metrics = self._metrics, {}
             events, self._events = self._events, []
-        use = self._read_time_use()
         request = message(
             pb.HeartbeatRequest,
             job_id=self.job_id,
