@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -98,3 +99,30 @@ def test_garbage_is_no_request(tmp_path: Path, line: bytes) -> None:
 def test_without_an_agent_the_cure_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"does not answer.*strata ps"):
         control.ask(str(tmp_path / "nobody"), control.Stop())
+
+
+class SignalledAgent(Agent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_asked = asyncio.Event()
+
+    def stop(self, reason: str, *, is_now: bool = False) -> None:
+        super().stop(reason, is_now=is_now)
+        self.was_asked.set()
+
+
+def test_the_second_signal_does_not_wait_for_a_checkpoint() -> None:
+    async def receive() -> Agent:
+        agent = SignalledAgent()
+        with control.handle_signals(agent):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+                agent.was_asked.clear()
+                signal.raise_signal(number)
+                await agent.was_asked.wait()
+        return agent
+
+    assert asyncio.run(receive()).asked == [
+        ("stop", "SIGTERM", False),
+        ("stop", "Ctrl-C", True),
+        ("stop", "Ctrl-C", True),
+    ]

@@ -181,12 +181,22 @@ def test_a_killed_worker_that_does_not_exit_is_killed_again(why: str) -> None:
         assert " did not exit within 30 s of being killed; killing again" in note.text
 
 
-def test_asked_to_stop_workers_save_first_and_at_the_second_time_they_do_not() -> None:
+def test_asked_to_stop_workers_save_first_and_a_repeated_request_does_not_kill_them() -> None:
+    run = supervisor()
+    run.begin(now_s=0.0)
+    assert orders_of(run.stop("strata stop", now_s=0.0)) == [AskToStop("strata stop")]
+    assert run.stop("strata stop", now_s=1.0) == []
+    run.exited(WorkerExit(0, STOPPED), now_s=2.0)
+    assert run.stop("strata stop", now_s=2.0) == []
+    assert run.exited(WorkerExit(1, STOPPED), now_s=2.0) == [Finish("stopped", "strata stop; the workers have saved")]
+
+
+def test_workers_that_are_saving_can_be_stopped_at_once() -> None:
     run = supervisor()
     run.begin(now_s=0.0)
     assert orders_of(run.stop("Ctrl-C", now_s=0.0)) == [AskToStop("Ctrl-C")]
     assert run.tick(now_s=29.0) == []
-    assert orders_of(run.stop("Ctrl-C", now_s=1.0)) == [KillWorkers(0, (0, 1))]
+    assert orders_of(run.stop("Ctrl-C", now_s=1.0, is_now=True)) == [KillWorkers(0, (0, 1))]
     run.exited(WorkerExit(0, KILLED), now_s=1.0)
     assert orders_of(run.exited(WorkerExit(1, KILLED), now_s=1.0)) == [
         Finish("stopped", "Ctrl-C; 2 of 2 workers had to be killed")
@@ -593,7 +603,7 @@ def test_whatever_happens_every_attempt_ends_before_the_next_and_the_run_ends_on
             case "hung" if machine.alive:
                 machine.obey(run.hung([min(machine.alive)], 10.0))
             case "stop":
-                machine.obey(run.stop("asked", now_s=now_s))
+                machine.obey(run.stop("asked", now_s=now_s, is_now=data.draw(st.booleans())))
             case "scale":
                 machine.obey(run.scale(data.draw(st.integers(1, run.size.at_most)), now_s=now_s))
             case "step":

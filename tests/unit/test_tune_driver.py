@@ -344,7 +344,7 @@ async def stopped_study(study: SimulatedStudy, node: SimulatedNode, *reasons: st
                 break
             await asyncio.sleep(0)
         assert study.driver is not None
-        study.driver.stop(reason)
+        study.driver.stop(reason, is_now=kind == "StopRequested")
     return await running
 
 

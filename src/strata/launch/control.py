@@ -47,7 +47,9 @@ Request = Stop | Scale
 class Controlled(Protocol):
     """What an agent must provide for requests."""
 
-    def stop(self, reason: str, *, is_now: bool = False) -> None: ...
+    def stop(self, reason: str, *, is_now: bool = False) -> None:
+        """Let the workers save, then end; with `is_now`, end at once. Asking again without it changes nothing."""
+        ...
 
     def scale(self, workers: int | None, servers: int | None = None) -> None: ...
 
@@ -112,10 +114,16 @@ def handle_signals(agent: Controlled) -> Iterator[None]:
         yield
         return
     loop = asyncio.get_running_loop()
+    received: list[str] = []
+
+    def stop(reason: str) -> None:
+        received.append(reason)
+        agent.stop(reason, is_now=len(received) > 1)
+
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, reason in SIGNALS.items():
         if before[number] is not signal.SIG_IGN or number == signal.SIGINT:  # nohup ignores SIGHUP
-            loop.add_signal_handler(number, agent.stop, reason)
+            loop.add_signal_handler(number, stop, reason)
     try:
         yield
     finally:

@@ -196,7 +196,7 @@ class Supervisor:
         return [self._note("hung", text), DumpStacks(self.attempt, tuple(found)), self._kill(found)]
 
     def stop(self, reason: str, *, now_s: float, is_now: bool = False) -> list[Action]:
-        """Let the workers save and exit. With `is_now`, and on the second call, kill them instead."""
+        """Let the workers save and exit; with `is_now`, kill them. Asking again without it changes nothing."""
         if self.phase is Phase.OVER:
             return []
         again = self._is_stop_wanted
@@ -205,7 +205,9 @@ class Supervisor:
             return self._finish("stopped", reason)
         if self._away and not is_now:
             return self._kill_all(f"{reason}: {self._cannot_save}; killing the workers")
-        if is_now or again or self.phase is Phase.ENDING:
+        if again and not is_now:
+            return []
+        if is_now or self.phase is Phase.ENDING:
             return self._kill_all(f"{reason}: killing the workers")
         return self._ask(self._note("stopping", f"{reason}: saving a checkpoint first"), reason, now_s)
 

@@ -162,15 +162,15 @@ class Driver:
                 await self._close()
 
     def stop(self, reason: str, *, is_now: bool = False) -> None:
-        """Let running trials save, and end the study, which can be continued. A second call, `is_now`, or the end of
-        the grace period ends the study at once: its trials repeat the steps since their last checkpoints.
+        """Let running trials save, and end the study, which can be continued. `is_now` or the end of the grace period
+        ends the study at once: its trials repeat the steps since their last checkpoints.
         """
         at_once = Finish(reason, is_complete=False)
         if not self._is_stopping:
             self._events.put_nowait(e.StopRequested(reason=reason))
-        if is_now or self._is_stopping:
+        if is_now:
             self._events.put_nowait(at_once)
-        else:
+        elif not self._is_stopping:
             self._spawn(self._finish_after(self._grace_s, at_once))
         self._is_stopping = True
 
