@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -72,17 +73,18 @@ def run_pytest(*arguments: str) -> tuple[int, dict[str, str]]:
     failures = BUILD / "failures.json"
     failures.unlink(missing_ok=True)
     pytest = [sys.executable, "-m", "pytest", "--durations=10", "--durations-min=1", f"--failures-to={failures}"]
-    code = run_until([*pytest, *arguments], os.environ.get(END_AT_VARIABLE))
+    code = run_until([*pytest, *arguments], end_at_s=float(os.environ.get(END_AT_VARIABLE) or "inf"))
     return code, json.loads(failures.read_text()) if failures.exists() else {}
 
 
-def run_until(command: list[str], end_at: str | None) -> int:
+def run_until(command: list[str], *, end_at_s: float) -> int:
     """Run a command; send it SIGTERM when the time has come, and SIGKILL if it does not end then."""
+    left_s = None if math.isinf(end_at_s) else max(0.0, end_at_s - time.time())
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
-            return process.wait(None if not end_at else max(0.0, float(end_at) - time.time()))
+            return process.wait(left_s)
         except subprocess.TimeoutExpired:
-            print(f"\nthe time of this run is over ({END_AT_VARIABLE}={end_at})", flush=True)
+            print(f"\nthe time of this run is over ({END_AT_VARIABLE}={end_at_s:.0f})", flush=True)
             process.terminate()
         try:
             return process.wait(END_WITHIN_S)

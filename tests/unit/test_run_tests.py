@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -89,15 +89,19 @@ def test_many_failures_are_not_taken_for_bad_luck(script: ModuleType, monkeypatc
     assert script.main() == 1
 
 
-def test_a_run_whose_time_is_over_is_terminated_and_then_killed(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
-    monkeypatch.setattr(script, "END_WITHIN_S", 0.5)
-    assert script.run_until([sys.executable, "-c", "raise SystemExit(3)"], None) == 3
-    assert script.run_until([sys.executable, "-c", "import signal; signal.pause()"], "1") == -signal.SIGTERM
+def test_a_run_whose_time_is_over_is_terminated(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.run_until([sys.executable, "-c", "raise SystemExit(3)"], end_at_s=math.inf) == 3
+    assert script.run_until([sys.executable, "-c", "import signal; signal.pause()"], end_at_s=1.0) == -signal.SIGTERM
     assert "the time of this run is over (TESTS_END_AT=1)" in capsys.readouterr().out
-    assert script.run_until([sys.executable, "-c", stubborn], str(time.time() + 3)) == -signal.SIGKILL
+
+
+def test_a_run_that_ignores_its_end_is_killed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "END_WITHIN_S", 0.1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the program inherits it
+    try:
+        assert script.run_until(["sleep", "60"], end_at_s=1.0) == -signal.SIGKILL
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 STARTED = """
