@@ -21,6 +21,7 @@ Theme = Literal["light", "dark"]
 DESKTOP, PHONE = (1280, 800), (390, 844)
 TIMEOUT_MS = 30_000
 AXE = Axe()
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 @pytest.fixture(scope="module")

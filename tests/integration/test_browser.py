@@ -50,7 +50,7 @@ TRAIN = """
     Path(f"pid-{ctx.rank}").write_text(str(os.getpid()))
     step = ctx.restore({"model": model}).step
     print(f"rank {ctx.rank} starts at step {step}", flush=True)
-    while not Path("enough").exists():
+    while not Path("enough").exists() and os.path.exists(f"/proc/{os.environ['TEST_PID']}"):
         step += 1
         ctx.report(step=step, loss=1.0 / (1 + step), accuracy=1 - 1.0 / (1 + step), rows_per_s=320.0)
         ctx.maybe_checkpoint({"model": model})
@@ -103,7 +103,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     directory = tmp_path_factory.mktemp("run")
     (directory / "train.py").write_text(textwrap.dedent(TRAIN))
     command = [str(STRATA), "run", "--workers=2", "--name=job", "--logs=none", "train.py"]
-    environment = {**os.environ, "STRATA_RUNS_DIR": str(directory / "runs"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "STRATA_RUNS_DIR": str(directory / "runs"),
+        "OMP_NUM_THREADS": "1",
+        "TEST_PID": str(os.getpid()),
+    }
     process = subprocess.Popen(
         command, cwd=directory, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
