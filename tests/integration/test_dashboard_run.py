@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from servers import DEADLINE_S
 
@@ -16,7 +17,7 @@ from strata.coordinator.extension import HttpOptions
 from strata.dashboard.extension import Dashboard
 from strata.dashboard.run import DirectoryRun, Log
 from strata.errors import ConfigError
-from strata.launch.record.directory import create
+from strata.launch.record.directory import RunStatus, create
 from strata.launch.spec import RunSpec, Size
 from strata.transport.tokens import bearer
 
@@ -29,6 +30,7 @@ class Recorded:
 
     name = "job"
     range = (1, 4)
+    num_workers = 2
 
     def __init__(self) -> None:
         self.orders: list[object] = []
@@ -69,6 +71,7 @@ def test_orders_reach_the_run_and_a_refusal_names_its_reason(tmp_path: Path) -> 
             "name": "job",
             "min_workers": 1,
             "max_workers": 4,
+            "num_workers": 2,
             "may_command": True,
         }
         assert client.post("/api/run/stop", json={"is_now": True}, headers=CSRF).status_code == 204
@@ -128,6 +131,7 @@ def test_the_end_of_a_log_is_read_by_attempt(run_directory: Path) -> None:
     run = DirectoryRun(directory)
 
     assert run.range == (1, 4), "without the parameter server"
+    assert run.num_workers is None
     assert run.log(1, None, 2) == Log(1, 1, (0, 1), ["line 3 of 1", "line 4 of 1"])
     assert run.log(1, 0, 1).lines == ["line 4 of 0"]
     with pytest.raises(ValueError, match="rank=0 has no log"):
@@ -136,3 +140,16 @@ def test_the_end_of_a_log_is_read_by_attempt(run_directory: Path) -> None:
         run.log(1, 7, 1)
     with pytest.raises(ConfigError, match="has not started yet"):
         run.stop(is_now=True)
+
+
+def test_servers_that_a_script_asks_for_are_not_counted_as_workers(run_directory: Path) -> None:
+    script = run_directory / "train.py"
+    script.write_text("")
+    spec = RunSpec(name="job", script=str(script), workers=Size(2, 5), directory=str(run_directory), checkpoints="")
+    directory = create(spec)
+    started = RunStatus.of_this_process(now_s=0.0)
+    directory.write_status(msgspec.structs.replace(started, world_size=4, num_servers=1))
+    run = DirectoryRun(directory)
+
+    assert run.range == (1, 4)
+    assert run.num_workers == 3

@@ -35,7 +35,12 @@ class RunControl(Protocol):
 
     @property
     def range(self) -> tuple[int, int]:
-        """The smallest and the largest number of workers."""
+        """The smallest and the largest number of workers, without parameter servers."""
+        ...
+
+    @property
+    def num_workers(self) -> int | None:
+        """The current number of workers; None before the run has started."""
         ...
 
     def log(self, rank: int, attempt: int | None, num_lines: int) -> Log:
@@ -63,9 +68,16 @@ class DirectoryRun:
 
     @property
     def range(self) -> tuple[int, int]:
-        spec = self._directory.spec
-        workers = spec.workers.plus(-spec.num_servers)
-        return workers.at_least, workers.at_most
+        spec, status = self._directory.spec, self._directory.status
+        # A script under `strata run` decides on its servers when it runs.
+        num_servers = max(spec.num_servers, 0 if status is None else status.num_servers)
+        workers = spec.workers.plus(-num_servers)
+        return max(workers.at_least, 1), workers.at_most
+
+    @property
+    def num_workers(self) -> int | None:
+        status = self._directory.status
+        return status.world_size - status.num_servers if status is not None and status.world_size else None
 
     def log(self, rank: int, attempt: int | None, num_lines: int) -> Log:
         found = {each.attempt: each.path for each in self._directory.logs() if each.rank == rank}

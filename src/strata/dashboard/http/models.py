@@ -142,6 +142,7 @@ class RunInfo(Model):
     name: str
     min_workers: int
     max_workers: int
+    num_workers: int | None = Field(description="Without parameter servers; null before the run has started.")
     may_command: bool = Field(description="Whether this session may stop and scale the run.")
 
 

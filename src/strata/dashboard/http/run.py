@@ -39,9 +39,11 @@ def add_run(doors: Doors, run: RunControl | None) -> None:
         """Return the run whose page this is; null for a coordinator of its own."""
         if run is None:
             return None
-        least, most = run.range
         is_admin = access.role_of(request) >= Role.ADMIN
-        return m.RunInfo(name=run.name, min_workers=least, max_workers=most, may_command=is_admin)
+        (least, most), num_workers = await asyncio.to_thread(lambda: (run.range, run.num_workers))
+        return m.RunInfo(
+            name=run.name, min_workers=least, max_workers=most, num_workers=num_workers, may_command=is_admin
+        )
 
     @doors.guarded.get("/api/run/log")
     async def log(rank: Rank, attempt: Attempt = None, lines: Lines = 200) -> m.WorkerLog:

@@ -1,4 +1,5 @@
 import { useState } from "react";
+import { getRun } from "@/shared/api/getRun";
 import { postScale } from "@/shared/api/postScale";
 import { postStop } from "@/shared/api/postStop";
 import type { RunInfo } from "@/shared/api/types";
@@ -8,16 +9,22 @@ import { Confirm } from "@/shared/ui/Confirm";
 
 interface Props {
   run: RunInfo;
-  numWorkers: number;
 }
 
 /** Stop and scale the run, each after a confirmation. */
-export function RunCommands({ run, numWorkers }: Props) {
+export function RunCommands({ run: loaded }: Props) {
+  const [run, setRun] = useState(loaded);
   const [asked, setAsked] = useState<"stop" | "scale">();
   const [isNow, setNow] = useState(false);
-  const [workers, setWorkers] = useState(numWorkers);
+  const [workers, setWorkers] = useState(loaded.min_workers);
   const close = (): void => {
     setAsked(undefined);
+  };
+  const askForScale = async (): Promise<void> => {
+    const current = (await getRun().catch(() => null)) ?? run; // it may have been scaled since the page was opened
+    setRun(current);
+    setWorkers(current.num_workers ?? current.min_workers);
+    setAsked("scale");
   };
   const isElastic = run.max_workers > run.min_workers;
   return (
@@ -25,8 +32,7 @@ export function RunCommands({ run, numWorkers }: Props) {
       {isElastic && (
         <Button
           onClick={() => {
-            setWorkers(numWorkers);
-            setAsked("scale");
+            void askForScale();
           }}
         >
           Scale…

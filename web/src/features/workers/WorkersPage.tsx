@@ -109,7 +109,7 @@ function Workers({ job }: { job: string }) {
           >
             Lost connection ({numSuspects})
           </Button>
-          {run?.may_command === true && <RunCommands run={run} numWorkers={workers?.length ?? 0} />}
+          {run?.may_command === true && <RunCommands run={run} />}
         </div>
       </div>
       {error !== undefined && <Failure error={error} onRetry={reload} />}
