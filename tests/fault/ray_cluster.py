@@ -97,7 +97,7 @@ def ray_nodes(num_cpus: int = 1) -> Iterator[RayNodes]:
     try:
         yield RayNodes(program)
     finally:
-        program.communicate(timeout=60)  # the cluster ends with its input
+        program.communicate(json.dumps({"what": "end"}) + "\n", timeout=60)
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -111,6 +111,8 @@ def _serve(place: Path, num_cpus: int) -> None:
     print(json.dumps({"address": cluster.address}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
+        if order["what"] == "end":  # or the end of the input, which forks of the test's process hold open
+            break
         if order["what"] == "add":
             node = cluster.add_node(**small)
             raylet = node.all_processes["raylet"][0].process.pid

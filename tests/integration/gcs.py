@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3 import SCRIPT
+from s3 import END, SCRIPT
 from servers import DEADLINE_S, free_port, until
 
 EMULATOR = Path(sys.executable).with_name("gcp-storage-emulator")
@@ -50,7 +50,7 @@ class GcsServer:
     def close(self) -> None:
         if self._keeper is not None:
             with self._keeper as keeper:
-                keeper.communicate(timeout=DEADLINE_S)
+                keeper.communicate(END, timeout=DEADLINE_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def new_url(self) -> str:

@@ -54,6 +54,8 @@ def main(paths: list[str], preloaded: list[str]) -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         order = json.loads(line)
+        if "end" in order:  # or the end of the input, which forks of the test's process hold open
+            break
         if "reap" in order:
             _, status = os.waitpid(order["reap"], 0)
             print(json.dumps({"exit_code": os.waitstatus_to_exitcode(status)}), flush=True)

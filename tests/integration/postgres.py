@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from s3 import END
 from servers import DEADLINE_S, free_port, until
 
 BINARIES = Path("/usr/lib/postgresql")
@@ -48,8 +49,8 @@ class PostgresServer:
         settings = {**SETTINGS, "port": str(self.port)}
         with (self._data / "postgresql.conf").open("a") as file:
             file.writelines(f"{key} = '{value}'\n" for key, value in settings.items())
-        # The server ends with the tests, however they end: the keeper sees its standard input close.
-        script = f"cat; '{self.binaries}/pg_ctl' -D data -m immediate stop; rm -rf '{self._directory}'"
+        # The server ends with the tests, however they end: its keeper reads a line, or sees its input close.
+        script = f"read -r end; '{self.binaries}/pg_ctl' -D data -m immediate stop; rm -rf '{self._directory}'"
         self._keeper = subprocess.Popen(
             [*_unprivileged(), "/bin/sh", "-c", script],
             cwd=self._directory,
@@ -81,7 +82,7 @@ class PostgresServer:
     def close(self) -> None:
         if self._keeper is not None:
             with self._keeper as keeper:
-                keeper.communicate(timeout=DEADLINE_S)
+                keeper.communicate(END, timeout=DEADLINE_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def new_state(self) -> str:

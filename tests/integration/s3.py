@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from servers import free_port
 
-from strata.bench.weed import ADMIN, BUCKET, SCRIPT, WeedServer, identity
+from strata.bench.weed import ADMIN, BUCKET, END, SCRIPT, WeedServer, identity
 
-__all__ = ["ADMIN", "BUCKET", "READER", "SCRIPT", "WEED", "S3Server", "s3"]
+__all__ = ["ADMIN", "BUCKET", "END", "READER", "SCRIPT", "WEED", "S3Server", "s3"]
 
 WEED = Path(sys.executable).with_name("weed")
 READER = {"access_key_id": "reader", "secret_access_key": "the-readers-secret"}

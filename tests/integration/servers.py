@@ -187,9 +187,8 @@ class Nursery:
     def close(self) -> None:
         self.bury()
         with self._process as process:
-            assert process.stdin is not None
-            process.stdin.close()
-            assert process.wait(timeout=DEADLINE_S) == 0
+            process.communicate(json.dumps({"end": True}) + "\n", timeout=DEADLINE_S)
+            assert process.returncode == 0
 
     def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -18,8 +18,10 @@ import safetensors.torch
 import torch
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from servers import until
 
 from strata.checkpoint import CheckpointManager, Ranks, Shard
+from strata.checkpoint.load.statistics import FILE_NAME
 from strata.clock import SystemClock
 from strata.dashboard.explorer.limits import Budget, ExplorerConfig
 from strata.dashboard.explorer.places import Places, open_place
@@ -66,7 +68,7 @@ class Client:
 def exploring(*locations: Path | str, **limits: Any) -> Iterator[Client]:
     places = Places([open_place(str(one)) for one in locations])
     router = make_router(
-        places, config=ExplorerConfig(**{"request_timeout_s": 50.0, **limits})
+        places, config=ExplorerConfig(**{"request_timeout_s": 50.0, "scan_s": 50.0, **limits})
     )  # the machine may be busy
     app = FastAPI()
     app.include_router(router)
@@ -105,10 +107,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A full checkpoint and two incremental ones, one of them with exclusive ors."""
     where = tmp_path_factory.mktemp("saved")
     with CheckpointManager(str(where), saver="thread", incremental_depth=4, rebase_at=1.0, xor=True) as manager:
-        manager.save(state(1), step=1, epoch=1, metadata={"loss": 0.5, "name": HOSTILE}).wait()
-        manager.save(state(2), step=2, checkpoint_type="INCREMENTAL").wait()
-        manager.save(state(3), step=3, checkpoint_type="INCREMENTAL").wait()
-        manager.wait()
+        for step in (1, 2, 3):
+            if step == 1:
+                manager.save(state(1), step=1, epoch=1, metadata={"loss": 0.5, "name": HOSTILE}).wait()
+            else:
+                manager.save(state(step), step=step, checkpoint_type="INCREMENTAL").wait()
+            # The next save would stop the computation of statistics.
+            until(lambda step=step: len(list(where.glob(f"*/{FILE_NAME}"))) == step, "its statistics are written")
     return where
 
 

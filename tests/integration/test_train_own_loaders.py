@@ -4,6 +4,8 @@ other loaders. A run that is interrupted in the middle of an epoch ends with the
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +36,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # t
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name in ("RANK", "WORLD_SIZE", "STRATA_RUN", "STRATA_CHECKPOINT_EVERY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+    yield
+    # Workers of an abandoned loader live as long as it does. They are forks, which keep descriptors of the tests open.
+    gc.collect()
+    for child in multiprocessing.active_children():
+        child.terminate()
+        child.join()
 
 
 class Rows(Dataset[Any]):

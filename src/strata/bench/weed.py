@@ -37,13 +37,16 @@ LOG_CHARACTERS = 5_000
 SCRIPT = """
 "$@" > log 2>&1 &
 echo $! > pid
-cat
+read -r end
 kill -9 $!
 wait
 rm -rf "$PWD" $0
 """
-"""The shell kills the server when its standard input closes, which happens however this process ends. $0: more files to
-remove."""
+"""The shell kills the server after a line on its standard input, or when that closes, as it does however this process
+ends. $0: more files to remove.
+"""
+END = b"end\n"
+"""Closing the input would not be enough: forks of this process hold it open as well."""
 
 
 def find_weed() -> Path | None:
@@ -139,7 +142,7 @@ class WeedServer:
     def close(self) -> None:
         for each in self._keepers:
             with each as keeper:
-                keeper.communicate(timeout=STOP_S)
+                keeper.communicate(END, timeout=STOP_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def options(self, **more: Any) -> dict[str, Any]:
