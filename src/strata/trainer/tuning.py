@@ -203,7 +203,9 @@ class Tuning:
 
 
 class _Reporter(Callback):
-    """Reports epochs to a study. What the study decides takes effect at the next step, where the fit can save."""
+    """Reports epochs to a study. What it decides, or has decided during the validation, takes effect at the next step,
+    where the fit can save: a trial that stopped here would make the steps since its last checkpoint again.
+    """
 
     def __init__(self, trial: Any, key: str, metric: str) -> None:
         self._trial = trial
@@ -211,7 +213,7 @@ class _Reporter(Callback):
         self._metric = metric
 
     def on_epoch(self, row: Mapping[str, float]) -> None:
-        self._trial.report(step=int(row["epoch"]) + 1, **{self._metric: row[self._key]})
+        self._trial.note(step=int(row["epoch"]) + 1, **{self._metric: row[self._key]})
 
 
 def _check_arguments(trainer: Trainer, arguments: Mapping[str, Any], targets: Mapping[str, Target]) -> None:
