@@ -14,7 +14,8 @@ from strata.bench.contenders.tune_marks import Life, Marks, handovers_ms, read_l
 from strata.bench.contenders.tune_problems import FLOOR, FUNCTIONS, Config, Table, table_problem
 from strata.bench.contenders.tune_quality import gp, regrets, tpe
 from strata.bench.contenders.tune_search import OptunaSearch, StrataSearch, lowest, space_of
-from strata.bench.tune import BENCHMARK
+from strata.bench.run import ROUND_VARIABLE
+from strata.bench.tune import BENCHMARK, FIRST_CURVE_SEED
 
 PROMISED = {
     *("regret_over_optuna", "time_to_target_over_ray_tune", "time_to_target_over_optuna", "trial_overhead_ms"),
@@ -152,3 +153,15 @@ def test_all_systems_get_configurations_of_the_same_space() -> None:
     for config in tune_curve.configurations(seed=4, num=20):
         space.check(config)
     assert tune_curve.configurations(4, 2) == tune_curve.configurations(4, 3)[:2]
+def test_no_round_of_the_curve_has_a_seed_with_which_its_target_was_adjusted() -> None:
+    seeds = {
+        tune_curve.seed_of({ROUND_VARIABLE: str(number), "STRATA_BENCH_SEED": str(first)})
+        for number in range(5)
+        for first in range(5)
+    }
+
+    assert tune_curve.seed_of({}) == FIRST_CURVE_SEED
+    assert seeds.isdisjoint({0, 1})
+    assert any(f"Seeds from {FIRST_CURVE_SEED} on" in note for note in BENCHMARK.notes), "stated with the figures"
+
+

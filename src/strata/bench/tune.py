@@ -23,6 +23,8 @@ NUM_ROWS = 50_000
 TARGET_AUC = 0.775
 """About one in fifteen configurations reaches it."""
 QUICK_TARGET_AUC = 0.6
+FIRST_CURVE_SEED = 100
+"""Of the first round. The target and the job were adjusted with seeds 0 and 1, so a measurement must not use them."""
 
 
 def regret_key(system: str, problem: str) -> str:
@@ -148,3 +150,4 @@ BENCHMARK = Benchmark(
         "Scale: 64 simulated workers, ASHA, with the journal on disk.",
     ),
 )
+        f"… Seeds from {FIRST_CURVE_SEED} on: the target and the job were adjusted with seeds 0 and 1, left out here.",
