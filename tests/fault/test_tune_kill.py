@@ -31,6 +31,10 @@ pytest.importorskip("cloudpickle")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 LEASE = {"lease_s": 10.0, "heartbeat_s": 0.2, "suspicion_s": 2.0, "tick_s": 0.02}
 NUM_STEPS = 8
+NUM_EPOCHS = 40
+"""Of the fit that is given the other worker, in growing_trainer.py."""
+STEPS_PER_EPOCH = 16
+"""Of that fit on one worker."""
 DEADLINE_S = 120.0
 
 
@@ -170,7 +174,7 @@ def test_a_killed_rank_restarts_all_ranks_of_its_trial_from_the_checkpoint(sweep
 
 def test_a_freed_worker_joins_the_best_trial_which_trains_on_every_row_once_through_kills(sweep: Sweep) -> None:
     driver = sweep.start(script="growing.py")
-    best = _trial_with(sweep, 0.1)
+    best = _trial_with(sweep, x=0.1)
     _wait_for_starts(sweep, 3)
     sweep.wait_for_step(best, sweep.starts()[-1]["step"] + 2)
     sweep.kill(best, rank=1)
@@ -197,19 +201,58 @@ def test_a_freed_worker_joins_the_best_trial_which_trains_on_every_row_once_thro
     assert started[1]["step"] == leases[1].step >= _last_step(sweep, best, lease=1), "it saved before it stopped"
 
 
-def _trial_with(sweep: Sweep, x: float) -> int:
+def test_a_freed_worker_joins_the_best_fit_of_a_trainer_which_trains_on_every_row_once_per_epoch_through_kills(
+    sweep: Sweep,
+) -> None:
+    driver = sweep.start(script="growing_trainer.py", STRATA_CHECKPOINT_EVERY="3")
+    best = _trial_with(sweep, epochs=NUM_EPOCHS)
+    _wait_for_starts(sweep, 3, best)
+    sweep.wait_for_step(best, sweep.step(best) + 1)
+    sweep.kill(best, rank=1)
+    sweep.wait_for_facts(e.Lost, 1)
+    _wait_for_starts(sweep, 5, best)
+    sweep.wait_for_step(best, sweep.step(best) + 1)
+    driver.kill()
+    driver.wait()
+    again = sweep.start(script="growing_trainer.py", STRATA_CHECKPOINT_EVERY="3")
+    _wait_for_starts(sweep, 7, best)
+    sweep.hurry()
+    sweep.finish(again)
+
+    study = Study.load(sweep.path)
+    assert [each.state for each in study.trials] == ["finished", "finished"]
+    leases = [fact for fact in sweep.facts() if isinstance(fact, e.Leased) and fact.trial == best]
+    assert [1 + len(each.extra_slots) for each in leases] == [1, 2, 2, 2]
+    stops = [fact for fact in sweep.facts() if isinstance(fact, e.StopSent)]
+    assert [(each.trial, each.why) for each in stops] == [(best, "grow")]
+    found = json.loads((sweep.place / "counts.json").read_text())
+    assert found["epochs"] == NUM_EPOCHS
+    assert set(found["counts"]) == {NUM_EPOCHS}, "every row counts once per epoch"
+    reported = [fact.step for fact in sweep.facts() if isinstance(fact, e.Reported) and fact.trial == best]
+    assert reported == list(range(1, NUM_EPOCHS + 1)), "every epoch is reported once"
+    started = [each for each in sweep.starts() if each["trial"] == best]
+    assert [each["world_size"] for each in started] == [1, 2, 2, 2, 2, 2, 2]
+    assert started[0]["step"] == 0
+    steps_before = _last_step(sweep, best, lease=1) * STEPS_PER_EPOCH
+    assert started[1]["step"] == leases[1].step >= steps_before, "it saved before it stopped"
+
+
+def _trial_with(sweep: Sweep, **config: Any) -> int:
     found: list[int] = []
 
     def is_known() -> bool:
-        found[:] = [fact.trial for fact in sweep.facts() if isinstance(fact, e.Asked) and fact.config["x"] == x]
+        found[:] = [fact.trial for fact in sweep.facts() if isinstance(fact, e.Asked) and fact.config == config]
         return bool(found)
 
-    sweep._until(is_known, f"a trial with x={x}")
+    sweep._until(is_known, f"a trial with {config}")
     return found[0]
 
 
-def _wait_for_starts(sweep: Sweep, number: int) -> None:
-    sweep._until(lambda: len(sweep.starts()) >= number, f"{number} processes have restored")
+def _wait_for_starts(sweep: Sweep, number: int, trial: int | None = None) -> None:
+    def is_so() -> bool:
+        return len([each for each in sweep.starts() if trial in (None, each["trial"])]) >= number
+
+    sweep._until(is_so, f"{number} processes have restored")
 
 
 def _last_step(sweep: Sweep, trial: int, lease: int) -> int:

@@ -62,14 +62,18 @@ def bench(*only: str) -> Any:
 
 @pytest.mark.slow
 def test_decisions_and_handovers_of_real_studies_are_measured() -> None:
-    found = bench("overhead", "scale")
+    found = bench("overhead", "scale", "scale, driver")
 
     assert found.keys() == {
         *("trial_overhead_ms", "optuna_trial_ms", "empty_trial_ms", "stop_to_next_ms"),
         *("report_decision_p50_ms", "report_decision_p99_ms"),
         *("scale_decision_us", "scale_growth", "scale_memory_kb"),
+        *("scale_driver_first_ms", "scale_driver_last_ms", "scale_driver_growth"),
+        *("scale_driver_memory_kb", "scale_driver_memory_mb"),
     }
-    assert all(found[key] > 0 for key in found if key not in ("trial_overhead_ms", "scale_memory_kb"))
+    may_be_less = ("trial_overhead_ms", "scale_memory_kb", "scale_driver_memory_kb")
+    assert all(found[key] > 0 for key in found if key not in may_be_less)
+    assert found["scale_driver_growth"] == pytest.approx(found["scale_driver_last_ms"] / found["scale_driver_first_ms"])
 
 
 @pytest.mark.slow

@@ -92,12 +92,14 @@ def test_two_workers_read_the_same_files_to_the_same_weights_and_metrics(tmp_pat
 @pytest.mark.timeout(120)
 def test_a_fit_of_one_worker_resumes_on_two(tmp_path: Path) -> None:
     data, whole, moved = arrays(120), network(), network()
-    Trainer(whole, LOSS, torch.optim.Adam).fit(data, epochs=2, batch_size=16)
+    expected = Trainer(whole, LOSS, torch.optim.Adam).fit(data, epochs=2, batch_size=16)
 
     Trainer(moved, LOSS, torch.optim.Adam).fit(data, epochs=2, batch_size=16, max_steps=5)
     result = Trainer(moved, LOSS, torch.optim.Adam, workers=2).fit(data, epochs=2, batch_size=8, resume=True)
 
     assert result.steps == 16
+    losses = [row["loss"] for row in expected.history]
+    assert [row["loss"] for row in result.history] == pytest.approx(losses, abs=1e-6), "every row counts once"
     assert weights(moved) == pytest.approx(weights(whole), abs=1e-6)
 
 

@@ -282,7 +282,7 @@ def test_ctrl_c_lets_trials_save_and_a_resumed_study_repeats_no_step(place: Path
     assert process.returncode == ExitCode.INTERRUPTED
     assert out == ""
     assert errors.splitlines()[-1] == "study sweep was interrupted; continue with: strata tune --resume sweep"
-    assert "Ctrl-C; running trials save first" in errors
+    assert "Ctrl-C; waiting up to 30 s for 2 running trials to save at the next report" in errors
     assert "Traceback" not in errors
     assert json.loads(strata("studies", "--json").stdout)["state"] == "stopped"
     assert (facts_of(place, "Stopped"), facts_of(place, "Ended")) == (2, 1)

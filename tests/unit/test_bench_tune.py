@@ -13,8 +13,10 @@ from strata.bench.contenders import tune_curve, tune_problems
 from strata.bench.contenders.tune_marks import Life, Marks, handovers_ms, read_lives, utilisation
 from strata.bench.contenders.tune_problems import FLOOR, FUNCTIONS, Config, Table, table_problem
 from strata.bench.contenders.tune_quality import gp, regrets, tpe
+from strata.bench.contenders.tune_scale_driver import NUM_WORKERS, Moment, figures_of
 from strata.bench.contenders.tune_search import OptunaSearch, StrataSearch, lowest, space_of
-from strata.bench.tune import BENCHMARK
+from strata.bench.run import ROUND_VARIABLE
+from strata.bench.tune import BENCHMARK, FIRST_CURVE_SEED
 
 PROMISED = {
     *("regret_over_optuna", "time_to_target_over_ray_tune", "time_to_target_over_optuna", "trial_overhead_ms"),
@@ -127,6 +129,23 @@ def test_time_between_trials_is_idle_and_the_end_of_a_study_does_not_count() -> 
     assert handovers_ms([Life(0.0, [1.0, 1.5]), Life(1.6, []), Life(2.0, [2.5])]) == [pytest.approx(600.0)]
 
 
+def test_the_cpu_time_of_a_large_study_is_counted_per_trial_where_all_workers_are_busy() -> None:
+    begin = [Moment(cpu_s=at * 0.5, rss_bytes=10**8) for at in range(NUM_WORKERS)]
+    begun_s = NUM_WORKERS * 0.5
+    inner = [
+        Moment(cpu_s=begun_s + at * 0.002 + max(0, at - 600) * 0.001, rss_bytes=10**8 + at * 3_000)
+        for at in range(1_000 - 2 * NUM_WORKERS)
+    ]
+    end = [Moment(cpu_s=inner[-1].cpu_s, rss_bytes=2 * 10**8) for _ in range(NUM_WORKERS)]
+
+    found = figures_of([*begin, *inner, *end])
+
+    assert found["scale_driver_first_ms"] == pytest.approx(2.0)
+    assert found["scale_driver_last_ms"] == pytest.approx(3.0)
+    assert found["scale_driver_memory_kb"] == pytest.approx(3.0)
+    assert found["scale_driver_memory_mb"] == pytest.approx(200.0)
+
+
 def test_marks_of_several_trials_are_read_in_the_order_of_their_starts(tmp_path: Path) -> None:
     path = str(tmp_path / "marks")
     first, second = Marks(path), Marks(path)
@@ -144,6 +163,18 @@ def test_the_auc_of_the_curve_is_the_share_of_ordered_pairs() -> None:
 
     assert tune_curve.auc(np.array([0.1, 0.2, 0.3, 0.4, 0.5]), labels) == pytest.approx(5 / 6)
     assert tune_curve.auc(np.array([np.nan] * 5), labels) == 0.5
+
+
+def test_no_round_of_the_curve_has_a_seed_with_which_its_target_was_adjusted() -> None:
+    seeds = {
+        tune_curve.seed_of({ROUND_VARIABLE: str(number), "STRATA_BENCH_SEED": str(first)})
+        for number in range(5)
+        for first in range(5)
+    }
+
+    assert tune_curve.seed_of({}) == FIRST_CURVE_SEED
+    assert seeds.isdisjoint({0, 1})
+    assert any(f"Seeds from {FIRST_CURVE_SEED} on" in note for note in BENCHMARK.notes), "stated with the figures"
 
 
 def test_all_systems_get_configurations_of_the_same_space() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from strata import lifecycle
 from strata.errors import ForkedProcess
 from strata.lifecycle import Descriptor, Home, finalize, renewed
 
@@ -109,6 +110,34 @@ def test_a_process_leaves_even_if_exit_functions_fail_and_their_errors_cannot_be
     )
 
     assert (done.returncode, done.stdout) == (5, "before\nafter\n")
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["no function that joins threads", "no function that calls hooks"])
+def test_a_python_without_a_private_function_leaves_through_the_whole_shutdown(number: int) -> None:
+    done = run_fresh(
+        "import atexit, sys, threading, types\n"
+        "from strata import lifecycle\n"
+        "class Loud:\n"
+        "    def __del__(self, say=sys.stdout.write): say('torn down\\n')\n"
+        "private = list(lifecycle._PRIVATE)\n"
+        f"private[{number}] = (private[{number}][0], '_of_another_version')\n"
+        "lifecycle._PRIVATE = tuple(private)\n"
+        "atexit.register(print, 'atexit')\n"
+        "lifecycle.at_exit(lambda: print('hook', sys.last_value.code))\n"
+        "is_leaving = threading.Event()\n"
+        "threading.Thread(target=lambda: (is_leaving.wait(20), print('thread'))).start()\n"
+        "lifecycle.at_exit(is_leaving.set)\n"
+        "module = sys.modules['kept'] = types.ModuleType('kept')\n"
+        "module.kept = Loud()\n"
+        "lifecycle.leave(259)"
+    )
+
+    assert sorted(done.stdout.splitlines()) == ["atexit", "hook 259", "thread", "torn down"]
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_the_private_functions_exist_in_this_python() -> None:
+    assert all(callable(getattr(module, name)) for module, name in lifecycle._PRIVATE), "else every trial exits slowly"
 
 
 def test_an_object_knows_its_home() -> None:

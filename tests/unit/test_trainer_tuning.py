@@ -11,6 +11,7 @@ from torch import nn
 from strata import SearchSpace
 from strata.errors import ConfigError, InvalidArgument
 from strata.trainer.optimizer import LossFnStack
+from strata.trainer.strategy import ParameterServer
 from strata.trainer.trainer import Trainer
 from strata.trainer.tuning import Tuning, resolve
 
@@ -108,7 +109,8 @@ def test_all_trials_start_from_the_same_weights() -> None:
 @pytest.mark.parametrize(
     ("changes", "arguments", "error", "message"),
     [
-        ({"workers": 2}, {}, ConfigError, "a trial has one worker"),
+        ({"workers": 2}, {}, ConfigError, "a trial starts with one worker .* pass max_workers_per_trial="),
+        ({"strategy": ParameterServer(servers=2)}, {}, ConfigError, r"strategy=ParameterServer\(…\); leave it out"),
         ({}, {"resume": True}, InvalidArgument, "a trial resumes by itself"),
         ({}, {"monitor": "auc"}, InvalidArgument, "pass metric="),
         ({}, {"batch_size": 8}, InvalidArgument, "batch_size=8 is also a parameter of the space"),

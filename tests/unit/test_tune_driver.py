@@ -384,3 +384,21 @@ def test_a_second_request_or_the_end_of_the_grace_period_ends_a_study_whose_tria
 
     assert again.is_complete
     assert [each.state for each in study.state().trials.values()] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize("has_context", [False, True])
+def test_only_trials_that_may_save_are_waited_for_until_the_end_of_the_grace_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_context: bool
+) -> None:
+    monkeypatch.setattr(drivers, "NOTHING_TO_SAVE_S", 0.0)
+    study = SimulatedStudy(tmp_path, a_spec(2))
+    study.old_jobs = ["sweep.0", "sweep.1"] if has_context else ["other.0"]
+    grace_s = 0.3 if has_context else 30.0
+    finish = asyncio.run(stopped_study(study, SimulatedNode("a", hanging), "Ctrl-C", grace_s=grace_s))
+
+    assert finish == Finish("Ctrl-C", is_complete=False)
+    stopped = [fact.trial for fact in study.facts() if isinstance(fact, e.Stopped)]
+    assert sorted(stopped) == ([] if has_context else [0, 1])
+    assert not [fact for fact in study.facts() if isinstance(fact, e.Lost)], "a kill of ours is no lost worker"
+    asked = next(fact for fact in study.facts() if isinstance(fact, e.StopRequested))
+    assert asked.wait_s == grace_s

@@ -163,6 +163,37 @@ def test_a_checkpoint_of_a_trial_is_written_after_the_driver_has_the_report_of_i
     in_a_process(tmp_path, driver, work)
 
 
+def test_a_request_to_stop_between_two_steps_takes_effect_at_the_next_one_which_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeDriver()
+    monkeypatch.setattr(contexts, "_listeners", [])
+
+    def work(found: m.Endpoint) -> None:
+        link = Link(found, HELLO)
+        order = link.begin()
+        assert order is not None
+        trial = RunningTrial(order, link)
+        contexts.listen(trial)
+        with strata.init(checkpoints=tmp_path / "checkpoints", saver="thread") as ctx:
+            state = {"a": np.zeros(1)}
+            ctx.report(step=1)
+            ctx.maybe_checkpoint(state)
+            driver.stop = m.StopTrial(reason="no other trial needs them", is_saving=True)
+            trial.note(step=1, loss=0.5)
+            trial.note(step=2, loss=0.4)
+            ctx.report(step=2)
+            with pytest.raises(SystemExit):
+                ctx.maybe_checkpoint(state)
+            saved = ctx.checkpoints.latest()
+            assert saved is not None
+            assert saved.step == 2
+        link.close()
+
+    in_a_process(tmp_path, driver, work)
+    assert [each.step for each in driver.received if isinstance(each, m.Report)] == [1, 2]
+
+
 def test_a_trial_gives_up_when_the_driver_is_gone(tmp_path: Path) -> None:
     links: list[Link] = []
 

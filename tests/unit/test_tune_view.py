@@ -181,6 +181,18 @@ def test_every_outcome_of_a_trial_is_an_event_with_its_reason() -> None:
     assert any(line.startswith("0.00 s  finished: trial 2, loss 0.5, x=") for line in lines)
 
 
+def test_a_stop_says_for_whom_and_how_long_it_waits() -> None:
+    waiting, idle = Study(), Study(num_slots=0)
+    for study in (waiting, idle):
+        study.do(e.StopRequested(reason="Ctrl-C", wait_s=30.0))
+
+    assert any(line.endswith("stopping: Ctrl-C; no trial is running") for line in idle.words)
+    assert waiting.words[-1].endswith(
+        "stopping: Ctrl-C; waiting up to 30 s for 2 running trials to save at the next report (5 s without "
+        "strata.init()); a second request ends the study at once"
+    )
+
+
 def test_a_pruned_trial_has_its_step_and_the_reason() -> None:
     study = Study(num_slots=1, scheduler="asha", scheduler_options={"kind": "stop", "min_step": 1, "eta": 2})
     study.report(0, 1, 0.1)

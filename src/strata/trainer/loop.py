@@ -226,7 +226,7 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         own = {"loss_sum": self._loss_sum, "num_rows": self._num_rows, "lost_updates": self.lost_updates}
-        return {**own, **self.parts.state_dict()}
+        return {**own, "rank": self.ctx.rank, **self.parts.state_dict()}
 
     @property
     def lost_updates(self) -> int:
@@ -234,6 +234,8 @@ class Loop:
         return self._lost_before + serving.num_lost(self.ctx)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loss_sum, self._num_rows = float(state["loss_sum"]), int(state["num_rows"])
-        self._lost_before = int(state.get("lost_updates", 0))
+        # A rank that the checkpoint does not have receives the state of rank 0, whose sums must not count twice.
+        if state.get("rank", self.ctx.rank) == self.ctx.rank:
+            self._loss_sum, self._num_rows = float(state["loss_sum"]), int(state["num_rows"])
+            self._lost_before = int(state.get("lost_updates", 0))
         self.parts.load_state_dict(state)

@@ -324,6 +324,7 @@ class Trainer:
         num_trials: int = 100,
         hpt_mode: object = "hyperband",
         workers: int = 2,
+        max_workers_per_trial: int | None = None,
         module: Callable[..., nn.Module] | None = None,
         timeout: float | None = None,
         max_failures: int = 3,
@@ -349,6 +350,9 @@ class Trainer:
             num_trials: Number of configurations.
             hpt_mode: How to search; see `TrainingOrchestrator`.
             workers: Number of trials that run at the same time.
+            max_workers_per_trial: Once no other trial needs them, free workers are given to the most promising trial,
+                up to this number: it saves, and continues from its checkpoint data-parallel, at the exact row.
+                `batch_size` is per worker, so its steps then average over more rows. Default: none are.
             module: A function that builds the module from parameters of the space, after `features.fields` if the
                 Trainer has features. By default the function that the Trainer was created with, if it was.
             timeout: Seconds after which running trials save and stop. The study can be continued.
@@ -380,6 +384,7 @@ class Trainer:
             hpt_mode=hpt_mode,
             num_trials=num_trials,
             workers=workers,
+            max_workers_per_trial=max_workers_per_trial,
             timeout=timeout,
             max_failures=max_failures,
             name=name,

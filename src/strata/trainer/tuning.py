@@ -2,8 +2,9 @@
 
 A parameter is named like the argument that it sets: of `fit`, of the Trainer, of the optimizer, of the function that
 builds the module, or like a loss of a `LossFnStack`, whose weight it is. `resolve` decides this before the first trial.
-A trial is a fit in a process of its own. It reports after each epoch, so the steps of its study are epochs, and it
-resumes from its own checkpoint, as every fit under a launcher does.
+A trial is a fit in a process of its own, or in several once workers are free that no other trial needs. It reports
+after each epoch, so the steps of its study are epochs, and it resumes from its own checkpoint, as every fit under a
+launcher does, on any number of workers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from strata.trainer.engine import PRELOAD
 from strata.trainer.objective import Objective
 from strata.trainer.optimizer import LossFnStack, OptimizerStack
 from strata.trainer.optimizer.factory import named
+from strata.trainer.strategy import num_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -203,7 +205,9 @@ class Tuning:
 
 
 class _Reporter(Callback):
-    """Reports epochs to a study. What the study decides takes effect at the next step, where the fit can save."""
+    """Reports epochs to a study. What it decides, or has decided during the validation, takes effect at the next step,
+    where the fit can save: a trial that stopped here would make the steps since its last checkpoint again.
+    """
 
     def __init__(self, trial: Any, key: str, metric: str) -> None:
         self._trial = trial
@@ -211,7 +215,7 @@ class _Reporter(Callback):
         self._metric = metric
 
     def on_epoch(self, row: Mapping[str, float]) -> None:
-        self._trial.report(step=int(row["epoch"]) + 1, **{self._metric: row[self._key]})
+        self._trial.note(step=int(row["epoch"]) + 1, **{self._metric: row[self._key]})
 
 
 def _check_arguments(trainer: Trainer, arguments: Mapping[str, Any], targets: Mapping[str, Target]) -> None:
@@ -221,9 +225,16 @@ def _check_arguments(trainer: Trainer, arguments: Mapping[str, Any], targets: Ma
     """
     if str(trainer.workers) != "1" or trainer.engine != "local":
         raise ConfigError(
-            f"a trial has one worker on this machine, but the Trainer has workers={trainer.workers!r} and "
-            f"engine={trainer.engine!r}; leave both out to tune, and set them for the fit that follows",
+            f"a trial starts with one worker on this machine, but the Trainer has workers={trainer.workers!r} and "
+            f"engine={trainer.engine!r}; leave both out to tune, and set them for the fit that follows, or pass "
+            "max_workers_per_trial= to let the best trial use workers that no other one needs",
             field="workers",
+        )
+    if num_servers(trainer.strategy):
+        raise ConfigError(
+            f"a trial has no parameter servers, but the Trainer has strategy={type(trainer.strategy).__name__}(…); "
+            "leave it out to tune, and set it for the fit that follows",
+            field="strategy",
         )
     for name, reason in _NOT_OF_A_TRIAL.items():
         if name in arguments:

@@ -26,7 +26,7 @@ from strata.launch.nodes.base import RoomChanged
 from strata.tune import endpoint
 from strata.tune import messages as m
 from strata.tune.histories import abandoned, directory_of
-from strata.tune.processes import Process, ProcessGroup
+from strata.tune.processes import NOTHING_TO_SAVE_S, Process, ProcessGroup
 from strata.tune.state import events as e
 from strata.tune.state.actions import Ask, Finish, Kill, Start, Stop
 
@@ -167,7 +167,8 @@ class Driver:
         """
         at_once = Finish(reason, is_complete=False)
         if not self._is_stopping:
-            self._events.put_nowait(e.StopRequested(reason=reason))
+            self._events.put_nowait(e.StopRequested(reason=reason, wait_s=self._grace_s))
+            self._spawn(self._end_without_saves())
         if is_now:
             self._events.put_nowait(at_once)
         elif not self._is_stopping:
@@ -178,6 +179,18 @@ class Driver:
         await asyncio.sleep(delay_s)
         log.warning("trials that have not saved within %g s are killed", delay_s)
         self._events.put_nowait(finish)
+
+    async def _end_without_saves(self) -> None:
+        """Kill trials that do not stop soon and have nothing to save: without `strata.init()`, a trial has no job."""
+        await asyncio.sleep(NOTHING_TO_SAVE_S)
+        try:
+            jobs = {each.job_id for each in await self._client.list_jobs()}
+        except StrataError:
+            return  # perhaps they save
+        for group in list(self._groups.values()):
+            if group.stop is not None and not group.is_over and self.job_of(group.start.trial) not in jobs:
+                log.info("trial %d has nothing to save and is killed", group.start.trial)
+                self._kill(group)
 
     async def _close(self) -> None:
         for task in self._tasks:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 UNREACHABLE = 75
 """Exit code of a process that cannot reach the driver (`EX_TEMPFAIL` of `sysexits.h`)."""
 
+NOTHING_TO_SAVE_S = 5.0
+"""Time for a trial that has nothing to save to stop by itself, at its next report; then it is killed."""
+
 
 @dataclass(slots=True, eq=False)
 class Process:

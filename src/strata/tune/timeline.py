@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strata.launch.record.timeline import RunEvent
-from strata.printing import printable
+from strata.printing import counted, printable
+from strata.tune.processes import NOTHING_TO_SAVE_S
 from strata.tune.state import events as e
 
 if TYPE_CHECKING:
@@ -52,11 +53,23 @@ def _in_words(fact: Event, state: StudyState) -> tuple[str, str] | None:
             return "expired", f"trial {number}: {reason}"
         case e.Extended(num_trials=num_trials):
             return "continued", f"with {num_trials} trials in all"
-        case e.StopRequested(reason=reason):
-            return "stopping", f"{reason}; running trials save first"
+        case e.StopRequested(reason=reason, wait_s=wait_s):
+            return "stopping", f"{reason}; {_wait(len(state.running), wait_s)}"
         case e.Ended(reason=reason):
             return "ended", reason
     return None
+
+
+def _wait(num_running: int, wait_s: float) -> str:
+    """Return what a stopping study waits for, and how long."""
+    if not num_running:
+        return "no trial is running"
+    if not wait_s:
+        return "running trials save first"
+    return (
+        f"waiting up to {wait_s:g} s for {counted(num_running, 'running trial')} to save at the next report "
+        f"({min(NOTHING_TO_SAVE_S, wait_s):g} s without strata.init()); a second request ends the study at once"
+    )
 
 
 def _outcome(trial: Trial, state: StudyState) -> tuple[str, str] | None:

@@ -69,6 +69,14 @@ class RunningTrial:
         self._stop_if_asked(None)
         self._send(step, metrics)
 
+    def note(self, *, step: int, **metrics: float) -> None:
+        """Report metrics from a loop that cannot save here, but at its next step, which it reports to its context: a
+        request to stop takes effect there.
+        """
+        if self.rank == 0:
+            self._link.answer()
+        self._send(step, metrics)
+
     def reported(self, context: Context, metrics: Mapping[str, float]) -> None:
         """A context of this process has reported."""
         self._stop_if_asked(context)

@@ -21,10 +21,18 @@ import pyarrow.compute as pc
 from strata.bench.contenders.models_data import NotFetched, movielens
 from strata.bench.contenders.tune_marks import Marks, read_lives, utilisation
 from strata.bench.run import ROUND_VARIABLE
-from strata.bench.tune import CURVE_TRIALS, CURVE_WORKERS, MAX_EPOCHS, NUM_ROWS, QUICK_TARGET_AUC, TARGET_AUC
+from strata.bench.tune import (
+    CURVE_TRIALS,
+    CURVE_WORKERS,
+    FIRST_CURVE_SEED,
+    MAX_EPOCHS,
+    NUM_ROWS,
+    QUICK_TARGET_AUC,
+    TARGET_AUC,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from strata.tune import SearchSpace
 
@@ -162,10 +170,15 @@ def prepare(directory: Path) -> None:
     np.save(directory / "labels.npy", table["liked"].to_numpy()[rows].astype(np.float32))
 
 
+def seed_of(variables: Mapping[str, str]) -> int:
+    """Return the seed of this round, never one with which the benchmark was adjusted."""
+    return FIRST_CURVE_SEED + int(variables.get(ROUND_VARIABLE, "0")) + int(variables.get("STRATA_BENCH_SEED", "0"))
+
+
 def measured(prefix: str, run: Callable[[Job, list[dict[str, Any]], int], None]) -> dict[str, Any]:
     """Return the answer of a contender whose `run(job, configurations, seed)` tunes on two workers."""
     is_quick = "--quick" in sys.argv
-    seed = int(os.environ.get(ROUND_VARIABLE, "0")) + int(os.environ.get("STRATA_BENCH_SEED", "0"))
+    seed = seed_of(os.environ)
     with tempfile.TemporaryDirectory(prefix="strata-bench-") as name:
         os.environ["STRATA_RUNS_DIR"] = f"{name}/runs"
         try:

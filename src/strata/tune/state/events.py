@@ -201,6 +201,8 @@ class StopRequested(Fact, frozen=True, kw_only=True):
     """Running trials save and stop; the study can be continued later."""
 
     reason: str
+    wait_s: float = 0.0
+    """Longest time for trials to save; then they are killed. 0: not limited by the request."""
 
 
 # -- decided -----------------------------------------------------------------------------------------------------------
