@@ -143,6 +143,7 @@ CASES: dict[str, Callable[[Stage], list[list[str]]]] = {
         ["status", "--address", s.address, "--job", HOSTILE],
         ["status", HOSTILE],
     ],
+    "top": lambda s: [["top", HOSTILE], ["top", "--http", HOSTILE], ["top", "--http", f"http://127.0.0.1:1/{NAME}"]],
     "events": lambda s: [["events", "--state", str(s.state)], ["events", "--state", str(s.state), "--json"]],
     "jobs ls": lambda s: [["jobs", "ls", "--address", f"unix:{s.place}/{NAME}", "--timeout-s", "0.1"]],
     "jobs drop": lambda s: [["jobs", "drop", HOSTILE, "--address", s.address]],

@@ -33,12 +33,15 @@ def metrics(clock: ManualClock) -> Metrics:
 
 
 def fake_job(job_id: str, *states: str) -> Any:
-    members = {str(i): SimpleNamespace(state=state, metrics={}) for i, state in enumerate(states)}
+    members = {
+        str(i): SimpleNamespace(state=state, metrics={}, step=7, suspect_since_s=None) for i, state in enumerate(states)
+    }
     return SimpleNamespace(
         job_id=job_id,
         announced=(3, len(states)),
         membership=SimpleNamespace(members=members),
         barriers=SimpleNamespace(open={}),
+        checkpoints=SimpleNamespace(latest=lambda: None),
     )
 
 
@@ -241,8 +244,12 @@ def test_every_metric_is_documented_with_its_type_and_labels_and_nothing_else_is
     metrics.stats_of("Heartbeat").answered(0.001)
     metrics.barrier_opened("a")
     metrics.barrier_ended("a", released=True)
-    job, everything = fake_job("j", "TRAINING"), dict.fromkeys(ServerFigures.__struct_fields__, 1)
+    job, everything = fake_job("j", "TRAINING", "TRAINING"), dict.fromkeys(ServerFigures.__struct_fields__, 1)
     report(job, 0, 0, ServerFigures(**everything))
+    job.membership.members["1"].metrics["rows_per_s"] = Series(4)
+    job.membership.members["1"].metrics["rows_per_s"].add(1, 640.0)
+    committed = SimpleNamespace(checkpoint=SimpleNamespace(step=5), committed_at_s=1.0)
+    job.checkpoints = SimpleNamespace(latest=lambda: committed)
     exported = {
         name: (
             family.type,

@@ -23,6 +23,7 @@ from strata.cli import (
     runs,
     status,
     studies,
+    top,
     tune,
 )
 from strata.terminal import echo
@@ -71,6 +72,7 @@ app.command("dashboard", rich_help_panel=STATE)(dashboard.dashboard)
 app.command("coordinator", rich_help_panel=COORDINATOR)(coordinator.coordinator)
 app.command("relay", rich_help_panel=COORDINATOR)(relay.relay)
 app.command("status", rich_help_panel=COORDINATOR)(status.status)
+app.command("top", rich_help_panel=COORDINATOR)(top.top)
 app.command("events", rich_help_panel=COORDINATOR)(events.events)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=COORDINATOR)
 app.add_typer(journal.app, name="journal", rich_help_panel=COORDINATOR)

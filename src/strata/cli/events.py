@@ -1,10 +1,9 @@
 """`strata events`: print the history of a job, from its coordinator over HTTP or from the state on disk."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.markup import escape
@@ -12,13 +11,8 @@ from rich.markup import escape
 from strata.cli.status import NO_ACTIVE_RUN
 from strata.terminal import Console, echo, echo_json
 
-if TYPE_CHECKING:
-    from strata.errors import StrataError
-
-DEFAULT_HTTP = "http://127.0.0.1:51051"
 PAGE = 1_000
 POLL_S = 0.5
-TIMEOUT_S = 15.0
 
 
 class Pages(Protocol):
@@ -46,7 +40,7 @@ def events(
         str | None,
         typer.Option(
             help="HTTP address of a coordinator; list leader and standbys separated by commas. "
-            f"Default without an active run: {DEFAULT_HTTP}."
+            "Default without an active run: http://127.0.0.1:51051."
         ),
     ] = None,
     state: Annotated[
@@ -80,7 +74,7 @@ def events(
     filters = {"job": job, "worker": worker, "kind": kind}
     has_events = False
     try:
-        with _over_http(http or DEFAULT_HTTP) if state is None else _in_state(state) as pages:
+        with _over_http(http) if state is None else _in_state(state) as pages:
             for line in _lines(pages, after, follow=follow, filters=filters):
                 has_events = True
                 echo_json(line) if as_json else _print_event(console, line)
@@ -147,83 +141,14 @@ def _in_state(state: str) -> Iterator[Pages]:
 
 
 @contextmanager
-def _over_http(urls: str) -> Iterator[Pages]:
-    """Ask the coordinators in turn until the leader answers; a standby refuses."""
-    from strata.errors import CoordinatorUnavailable  # noqa: PLC0415
+def _over_http(urls: str | None) -> Iterator[Pages]:
+    from strata.cli.http import DEFAULT_HTTP, HttpApi  # noqa: PLC0415 (imports grpc)
 
-    candidates = [_pages_at(url.strip()) for url in urls.split(",")]
-
-    def pages(*, after: int, **filters: str | None) -> dict[str, Any]:
-        for num_left in range(len(candidates), 0, -1):
-            try:
-                return candidates[0](after=after, **filters)
-            except CoordinatorUnavailable:
-                candidates.append(candidates.pop(0))  # the next one may be the leader now
-                if num_left == 1:
-                    raise
-        raise AssertionError("unreachable")
-
-    yield pages
-
-
-def _pages_at(url: str) -> Pages:
-    import urllib.error  # noqa: PLC0415
-    import urllib.parse  # noqa: PLC0415
-    import urllib.request  # noqa: PLC0415
-
-    from strata.errors import ConfigError, CoordinatorUnavailable  # noqa: PLC0415
-    from strata.transport.credentials import ClientSecurity  # noqa: PLC0415
-
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--http={url!r} is not an HTTP address; write it as http://HOST:PORT")
-    context = _tls() if url.startswith("https://") else None
-    headers = dict(ClientSecurity().metadata())
+    api = HttpApi(urls or DEFAULT_HTTP)
 
     def pages(*, after: int, **filters: str | None) -> dict[str, Any]:
         given = {name: value for name, value in filters.items() if value is not None}
-        query = urllib.parse.urlencode({"after": after, "limit": PAGE, **given})
-        request = urllib.request.Request(f"{url.rstrip('/')}/api/events?{query}", headers=headers)  # noqa: S310 (above)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:  # noqa: S310
-                page: dict[str, Any] = json.load(response)
-                return page
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _error_from(error.code, error.read()) from error
-        except (OSError, ValueError) as error:
-            raise CoordinatorUnavailable(
-                f"no coordinator answers at {url} ({error}); check that it is running and that this is its HTTP address"
-            ) from error
+        page: dict[str, Any] = api.get("/api/events", after=after, limit=PAGE, **given)
+        return page
 
-    return pages
-
-
-def _tls() -> Any:
-    import os  # noqa: PLC0415
-    import ssl  # noqa: PLC0415
-
-    from strata.errors import ConfigError  # noqa: PLC0415
-    from strata.transport.credentials import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE  # noqa: PLC0415
-
-    try:
-        context = ssl.create_default_context(cafile=os.environ.get(CA_VARIABLE) or None)
-        if certificate := os.environ.get(CERT_VARIABLE):
-            context.load_cert_chain(certificate, os.environ.get(KEY_VARIABLE) or None)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot load the certificates named by {CA_VARIABLE}, {CERT_VARIABLE} and {KEY_VARIABLE}: {error}"
-        ) from error
-    return context
-
-
-def _error_from(code: int, body: bytes) -> "StrataError":
-    """Return the error that the coordinator answered with."""
-    from strata.errors import BY_KIND, CoordinatorError  # noqa: PLC0415
-
-    try:
-        problem = json.loads(body)["error"]
-        return BY_KIND.get(problem["kind"], CoordinatorError)(problem["message"], field=problem["field"])
-    except (ValueError, KeyError, TypeError):
-        return CoordinatorError(
-            f"got HTTP {code}, not an answer of a coordinator; check that --http is the coordinator's HTTP address"
-        )
+    yield pages

@@ -97,6 +97,7 @@ class Agent:
         *,
         coordinator: str,
         control: str = "",
+        page: str = "",
         last_attempt: int = -1,
         last_step: int = 0,
         clock: Clock | None = None,
@@ -122,7 +123,7 @@ class Agent:
         self._clock = clock or SystemClock()
         self._observed = _Observed(StepWatch(spec.step_timeout_s))
         self._status = RunStatus.of_this_process(now_s=self._clock.wall_s())
-        self._status = msgspec.structs.replace(self._status, control=control, coordinator=coordinator)
+        self._status = msgspec.structs.replace(self._status, control=control, coordinator=coordinator, page=page)
         self._began_s = self._clock.monotonic_s()
         self._last_event = ""
         self._checkpoint: CheckpointRecord | None = None

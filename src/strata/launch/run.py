@@ -36,7 +36,7 @@ GIL for many seconds, so the lease is long. The agent itself watches for hung wo
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunPage:
     """A page that the coordinator of a run serves while the run is active."""
 
@@ -45,6 +45,8 @@ class RunPage:
     options: HttpOptions
     announce: Callable[[str], None]
     """Called with the URL once it can be opened."""
+    url: str = ""
+    """Where it can be opened; empty before that."""
 
 
 def run(directory: RunDirectory, display: Display, *, logs: Which = "none", page: RunPage | None = None) -> Finish:
@@ -62,7 +64,8 @@ def run(directory: RunDirectory, display: Display, *, logs: Which = "none", page
         coordinator_of(directory, cluster, place.path, page) as (coordinator, security),
     ):
         try:
-            return asyncio.run(_run(directory, stream, coordinator, security, cluster, place.path / "control"))
+            url = "" if page is None else page.url
+            return asyncio.run(_run(directory, stream, coordinator, security, cluster, place.path / "control", url))
         finally:
             stream.update(is_last=True)
 
@@ -74,12 +77,13 @@ async def _run(
     security: ClientSecurity | None,
     cluster: RayCluster | None,
     control_socket: Path,
+    page: str,
 ) -> Finish:
     streaming = asyncio.create_task(stream.run())
     try:
         if directory.spec.num_nodes > 1:
             return await NodeAgent(directory, stream, control_socket).run()
-        return await _lead(directory, stream, coordinator, security, cluster, control_socket)
+        return await _lead(directory, stream, coordinator, security, cluster, control_socket, page)
     finally:
         streaming.cancel()
 
@@ -91,6 +95,7 @@ async def _lead(
     security: ClientSecurity | None,
     cluster: RayCluster | None,
     control_socket: Path,
+    page: str,
 ) -> Finish:
     spec, before = directory.spec, directory.status
     async with (
@@ -105,6 +110,7 @@ async def _lead(
             display,
             coordinator=coordinator,
             control=str(control_socket),
+            page=page,
             last_attempt=before.attempt if before is not None else -1,
             last_step=before.step if before is not None else 0,
         )
@@ -151,7 +157,8 @@ def _embedded(config: CoordinatorConfig, listen: str, page: RunPage | None) -> I
             yield coordinator
         return
     with EmbeddedCoordinator(config, listen=listen, http=page.listen, options=page.options) as coordinator:
-        page.announce(coordinator.http_address)
+        page.url = coordinator.http_address
+        page.announce(page.url)
         yield coordinator
 
 

@@ -35,6 +35,7 @@ from strata.train.agreement import Agreement, Due
 from strata.train.alone import Alone
 from strata.train.last_step import LastStep
 from strata.train.loaders import Loaders, is_path, map_style_module
+from strata.train.loggers import Loggers
 from strata.train.metrics import Gauges
 from strata.train.own_state import OURS, OwnState, own_state, put_generators
 from strata.train.roles import PLACEMENT, SAVED_PLACEMENT, SAVED_SERVERS, Roles
@@ -108,6 +109,7 @@ class Context:
         agreement: Agreement | None = None,
         alone: Alone | None = None,
         spec: WorkerSpec | None = None,
+        loggers: Loggers | None = None,
     ) -> None:
         self.identity = identity
         self._num_servers = 0 if spec is None else spec.num_servers
@@ -147,6 +149,7 @@ class Context:
         self._home = Home()
         # Keep a reference until exit: a script that trains in main() has dropped its context by then.
         self._withdraw = at_exit(self._close_at_exit)
+        self._loggers_of_script = loggers or Loggers()
         self._gauges = Gauges()
         membership.watch(self._gauges.read)
         self.time_use = TimeUseMeter()
@@ -431,6 +434,7 @@ class Context:
             self.time_use.begin()
         for listener in _listeners:
             listener.reported(self, metrics)
+        self._loggers_of_script.log(self.step, metrics)
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
         """Report the metrics that `gauges` returns, too. Another thread calls it about once a second."""
@@ -697,6 +701,7 @@ class Context:
                 return
             self._is_closed = True
         self._withdraw()
+        self._loggers_of_script.close()
         try:
             if not is_failing and is_exiting and self.world_size > 1:
                 self._warn_of_unsaved(

@@ -30,6 +30,7 @@ from strata.lifecycle import Home
 from strata.train.agreement import Agreement
 from strata.train.alone import Alone
 from strata.train.context import AGREEING, Context
+from strata.train.loggers import checked, create
 from strata.train.membership import JOIN_TIMEOUT_S, JoinedMembership, NoMembership
 from strata.transport import forks
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from strata.checkpoint.policy import Strategy
+    from strata.train.loggers import Logger
 
 EVERY = "STRATA_CHECKPOINT_EVERY"
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)")
@@ -49,6 +51,7 @@ def init(
     *,
     checkpoints: str | os.PathLike[str] | None = None,
     every: int | str | Strategy | None = None,
+    loggers: Iterable[str | Logger] = (),
     **checkpoint_options: Any,
 ) -> Context:
     """Join the run that this process belongs to, or start a new one.
@@ -57,6 +60,8 @@ def init(
         checkpoints: Directory or URL of checkpoints, instead of the run's.
         every: When `maybe_checkpoint` saves: a number of steps, a time ("90s", "10m", "1h") or a strategy. Default:
             first after a minute, then as often as costs one percent of the time. The last step is always saved.
+        loggers: Where rank 0 also writes what it reports: "tensorboard" (in `tensorboard/RUN`), or objects with
+            `start(step)`, `log(step, metrics)` and `close()`.
         checkpoint_options: Arguments for `CheckpointManager`: `keep_count` (default 3), `compression`,
             `storage_options`, …
 
@@ -66,6 +71,7 @@ def init(
     """
     variables = os.environ
     check_options(checkpoint_options)
+    chosen = checked(loggers)
     _check_is_the_rank(variables)
     spec = read_environment(variables) or _spec_without_agent(variables)
     if checkpoints is not None:
@@ -73,6 +79,7 @@ def init(
     elif of_run := storage_options_in(variables):
         given = checkpoint_options.get("storage_options") or {}
         checkpoint_options = {**checkpoint_options, "storage_options": {**of_run, **given}}
+    written = create(chosen if spec.identity.rank == 0 else (), run=spec.identity.run)
     strategy = strategy_of(every if every is not None else variables.get(EVERY))
     alone = Alone(variables)
     agreement = Agreement(on_limit=lambda: alone.hold(AGREEING))
@@ -101,7 +108,16 @@ def init(
     if spec.identity.rank == 0:
         where = manager.place.rstrip("/")
         print(f"{NOTE}checkpoints in {where}, {manager.schedule}", file=sys.stderr, flush=True)
-    return Context(spec.identity, membership, manager, strategy=strategy, agreement=agreement, alone=alone, spec=spec)
+    return Context(
+        spec.identity,
+        membership,
+        manager,
+        strategy=strategy,
+        agreement=agreement,
+        alone=alone,
+        spec=spec,
+        loggers=written,
+    )
 
 
 def alone(

@@ -7,27 +7,22 @@ so that a logger replaces what it wrote later: the steps after the checkpoint ar
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
-import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strata.errors import ConfigError, InvalidArgument
+from strata.errors import InvalidArgument
+from strata.train.loggers import open_writer, summary_writer
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
 
     from rich.progress import Progress
 
     from strata.trainer.history import Result
-
-
-FLUSH_S = 5
-"""Longest time until a reported step is in the file of the TensorBoard callback, and survives a kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +150,10 @@ class TensorBoard(Callback):
         # TensorBoard drops what the directory has from `purge_step` on: those steps are reported again. So is an epoch
         # that ended with the saved step, unless its row was saved too.
         is_row_saved = bool(run.history) and run.history[-1]["step"] == run.step
-        self._writer = _summary_writer()(
-            os.fspath(self.directory),
+        self._writer = open_writer(
+            summary_writer("the TensorBoard callback", field="callbacks"),
+            self.directory,
             purge_step=run.step + 1 if is_row_saved else run.step,
-            flush_secs=FLUSH_S,
-            filename_suffix=f".{time.time_ns()}",  # without it, a restart within a second would overwrite the file
         )
 
     def on_step(self, step: StepInfo) -> None:
@@ -176,15 +170,6 @@ class TensorBoard(Callback):
         if self._writer is not None:
             self._writer.close()
             self._writer = None  # a writer has threads, which cannot be pickled for a later fit
-
-
-def _summary_writer() -> Any:
-    for package in ("torch.utils.tensorboard", "tensorboardX"):
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(package).SummaryWriter
-    raise ConfigError(
-        "the TensorBoard callback needs a package that is not installed; pip install tensorboard", field="callbacks"
-    )
 
 
 class ProgressBar(Callback):

@@ -6,6 +6,7 @@ are bounded: methods, statuses, causes and directions are fixed sets, and only t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 MAX_JOBS = 100
 """Jobs with their own label; the rest are summed up."""
+ROWS_PER_S = "rows_per_s"
+"""The metric under which a loader reports."""
 OTHER_JOBS = "(others)"
 """No job can have this name."""
 
@@ -167,7 +170,7 @@ class _Scrape(Collector):
         )
         generations = GaugeMetricFamily("strata_generation", "The current generation, same jobs.", labels=("job",))
         by_size = sorted(self.jobs, key=lambda job: -len(job.membership.members))
-        servers = _Servers()
+        progress, servers = _Progress(), _Servers()
         others: Counter[str] = Counter()
         for place, job in enumerate(by_size):
             states: Counter[str] = Counter(member.state for member in job.membership.members.values())
@@ -175,6 +178,7 @@ class _Scrape(Collector):
                 others += states
                 continue
             generations.add_metric((job.job_id,), job.announced[0])
+            progress.add(job)
             servers.add(job)
             for state, num in sorted(states.items()):
                 workers.add_metric((job.job_id, state), num)
@@ -182,7 +186,37 @@ class _Scrape(Collector):
             workers.add_metric((OTHER_JOBS, state), num)
         yield workers
         yield generations
+        yield from progress.families
         yield from servers.families
+
+
+class _Progress:
+    """How far jobs are: their steps, rows and checkpoints. Parameter servers report no progress of their own."""
+
+    def __init__(self) -> None:
+        self._step = _of_job("strata_step", "The lowest step of all ranks, same jobs.")
+        self._rows_per_s = _of_job("strata_rows_per_s", "Rows per second that the loaders of all ranks report.")
+        self._suspects = _of_job("strata_workers_suspect", "Workers whose connection is lost, same jobs.")
+        self._checkpoint_step = _of_job("strata_checkpoint_step", "Step of the checkpoint committed last.")
+        self._checkpoint_time = _of_job("strata_checkpoint_time_seconds", "When it was committed, since 1970.")
+
+    def add(self, job: Job) -> None:
+        members = job.membership.members.values()
+        ranks = [member for member in members if SERVER not in member.metrics]
+        label = (job.job_id,)
+        if ranks:
+            self._step.add_metric(label, min(member.step for member in ranks))
+            self._suspects.add_metric(label, sum(member.suspect_since_s is not None for member in members))
+        rows = [member.metrics[ROWS_PER_S].last for member in ranks if ROWS_PER_S in member.metrics]
+        if rows and math.isfinite(total_rows := sum(rows)):
+            self._rows_per_s.add_metric(label, total_rows)
+        if (latest := job.checkpoints.latest()) is not None:
+            self._checkpoint_step.add_metric(label, latest.checkpoint.step)
+            self._checkpoint_time.add_metric(label, latest.committed_at_s)
+
+    @property
+    def families(self) -> list[Metric]:
+        return [self._step, self._rows_per_s, self._suspects, self._checkpoint_step, self._checkpoint_time]
 
 
 class _Servers:
@@ -220,6 +254,10 @@ class _Servers:
     @property
     def families(self) -> list[Metric]:
         return [self._num, *self._by_figure.values()]
+
+
+def _of_job(name: str, help_text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, labels=("job",))
 
 
 def _counter(name: str, help_text: str, value: float) -> Metric:

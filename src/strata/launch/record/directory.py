@@ -96,6 +96,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the last committed checkpoint."""
     coordinator: str = ""
     """Address of the run's coordinator."""
+    page: str = ""
+    """URL of the run's page, which only this user can open; empty without one."""
 
     @classmethod
     def of_this_process(cls, *, now_s: float) -> RunStatus:

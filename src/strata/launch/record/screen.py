@@ -60,6 +60,11 @@ class Screen:
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=is_ours)
         self._is_open = True
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is still drawn: not after `close`, nor on a terminal that was closed."""
+        return self._is_open
+
     def show(self, view: RenderableType) -> None:
         """Replace the view. May be called at any rate."""
         self._view = view
