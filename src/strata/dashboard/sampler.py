@@ -20,6 +20,7 @@ from strata.dashboard.history.file import HistoryFile
 from strata.dashboard.history.store import HistoryStore
 from strata.dashboard.rates import StepRates
 from strata.dashboard.sample import Sample, coordinator_values, job_values, take
+from strata.dashboard.uses import UseHistory
 from strata.errors import StrataError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Sampler:
         self.rates = StepRates()
         self.lives = Lives()
         """The processes of all jobs, for the ledger."""
+        self.uses = UseHistory()
         self.latest: Sample | None = None
         """None until the first sample; again while another coordinator leads."""
         self.listeners: list[Callable[[Sample], None]] = []
@@ -169,6 +171,7 @@ class Sampler:
         """Update everything that is computed from samples."""
         self.rates.update(sample)
         self.lives.update(sample)
+        self.uses.update(sample)
         now_s = sample.monotonic_s
         self._rates_of = {job.job_id: self.rates.of_job(job, now_s) for job in sample.jobs.values() if job.workers}
         self._slow.update(sample, self._rates_of)

@@ -1,0 +1,61 @@
+"""The models of single pages of the dashboard: data."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from strata.coordinator.http.models import Dataset, Model, Page
+from strata.dashboard.data import WaitCause  # noqa: TC001 - evaluated at run time
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+class ShardOwner(Model):
+    worker_id: str | None = Field(description="Null: these shards wait for a worker.")
+    rank: int | None
+    num_shards: int
+    num_done: int = Field(description="Finished in this epoch.")
+    num_gained: int | None = Field(description="Shards that the last move gave it; null without a recorded move.")
+    cells: list[int] = Field(description="Finished shards of each cell, in the order of reading.")
+
+
+class ShardMove(Model):
+    at_s: float
+    generation: int
+    reason: str = Field(description="Why the generation began; empty if it is not recorded any more.")
+    num_moved: int
+    num_workers: int
+
+
+class JobShards(Model):
+    dataset: Dataset
+    shards_per_cell: int = Field(description="The last cell of an owner may have fewer.")
+    num_waiting: int = Field(description="Shards without an owner.")
+    min_per_worker: int | None = Field(description="The fewest shards of a worker; null without workers.")
+    mean_per_worker: float | None
+    max_per_worker: int | None
+    min_left: int | None = Field(description="The fewest unfinished shards of a worker.")
+    max_left: int | None
+    owners: Page[ShardOwner] = Field(description="By rank; before them the shards without an owner, if any.")
+    last_move: ShardMove | None = Field(description="Null if the newest 20,000 entries of the journal have none.")
+
+
+class RankDataWait(Model):
+    worker_id: str
+    rank: int
+    share: float = Field(description="Of the last half minute, inside `next()` of the loader.")
+    cause: WaitCause
+    reason: str
+    cure: str
+
+
+class JobData(Model):
+    job_id: str
+    at_s: float
+    datasets: list[Dataset] = Field(description="The first 100.")
+    num_datasets: int
+    shards: JobShards | None = Field(description="Of the dataset asked for, or else the first that is not finished.")
+    waits: list[RankDataWait] = Field(description="Ranks that wait for data, longest first; at most 50.")
+    num_waits: int
+    num_measured: int = Field(description="Ranks that have measured the last half minute.")
+    num_ranks: int
