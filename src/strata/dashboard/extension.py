@@ -25,6 +25,7 @@ STATIC = Path(__file__).parent / "static"
 PAGE_ROUTES = (
     "http.data_routes",
     "http.goodput_routes",
+    "http.server_routes",
 )
 
 
@@ -91,6 +92,7 @@ class Dashboard:
         from strata.dashboard.http.pages import ApiHeaders, Pages, read_files  # noqa: PLC0415
         from strata.dashboard.http.routes import add_routes  # noqa: PLC0415
         from strata.dashboard.http.run import add_run  # noqa: PLC0415
+        from strata.dashboard.http.server_routes import add_server_routes  # noqa: PLC0415
         from strata.dashboard.http.sessions import Sessions  # noqa: PLC0415
         from strata.dashboard.live.broadcast import Broadcast  # noqa: PLC0415
 
@@ -101,6 +103,7 @@ class Dashboard:
         add_routes(doors, self._engine, self._sampler, self._broadcast)
         add_goodput_routes(doors.guarded, self._engine, self._sampler, self._record)
         add_data_routes(doors.guarded, self._engine, self._sampler)
+        add_server_routes(doors.guarded, self._engine)
         add_run(doors, self._run)
         for part in self._parts:
             part.add_to(doors.guarded)

@@ -1,4 +1,4 @@
-"""The models of single pages of the dashboard: data."""
+"""The models of single pages of the dashboard: data, parameter servers."""
 
 from __future__ import annotations
 
@@ -59,3 +59,32 @@ class JobData(Model):
     num_waits: int
     num_measured: int = Field(description="Ranks that have measured the last half minute.")
     num_ranks: int
+
+
+# -- parameter servers -------------------------------------------------------------------------------------------------
+
+
+class ServerFigures(Model):
+    """Null: not measured."""
+
+    rows: int | None
+    bytes: int | None = Field(description="Memory of the tables.")
+    evicted: int | None = Field(description="Rows evicted since the server started.")
+    pulls_per_s: float | None = Field(description="Over the last 10 seconds.")
+    pushes_per_s: float | None
+    staleness: int | None = Field(description="Steps between the fastest and the slowest worker.")
+    hit_rate: float | None = Field(description="Share of the pulled rows that were in memory; null without a file.")
+
+
+class Server(ServerFigures):
+    number: int
+    worker_id: str
+    step: int = Field(description="Steps that all workers have pushed.")
+    silent_s: float
+    suspect: bool
+
+
+class JobServers(Model):
+    job_id: str
+    total: ServerFigures | None = Field(description="Of all servers; null without any.")
+    servers: Page[Server] = Field(description="By number.")
