@@ -26,6 +26,7 @@ PAGE_ROUTES = (
     "http.data_routes",
     "http.goodput_routes",
     "http.server_routes",
+    "http.time_routes",
 )
 
 
@@ -94,6 +95,7 @@ class Dashboard:
         from strata.dashboard.http.run import add_run  # noqa: PLC0415
         from strata.dashboard.http.server_routes import add_server_routes  # noqa: PLC0415
         from strata.dashboard.http.sessions import Sessions  # noqa: PLC0415
+        from strata.dashboard.http.time_routes import add_time_routes  # noqa: PLC0415
         from strata.dashboard.live.broadcast import Broadcast  # noqa: PLC0415
 
         assert self._engine is not None, "started"
@@ -104,6 +106,7 @@ class Dashboard:
         add_goodput_routes(doors.guarded, self._engine, self._sampler, self._record)
         add_data_routes(doors.guarded, self._engine, self._sampler)
         add_server_routes(doors.guarded, self._engine)
+        add_time_routes(doors.guarded, self._engine, self._sampler)
         add_run(doors, self._run)
         for part in self._parts:
             part.add_to(doors.guarded)

@@ -1,4 +1,4 @@
-"""The models of single pages of the dashboard: data, parameter servers."""
+"""The models of single pages of the dashboard: data, parameter servers, time of workers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pydantic import Field
 
 from strata.coordinator.http.models import Dataset, Model, Page
 from strata.dashboard.data import WaitCause  # noqa: TC001 - evaluated at run time
+from strata.dashboard.stragglers import StragglerCause  # noqa: TC001 - evaluated at run time
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
@@ -88,3 +89,35 @@ class JobServers(Model):
     job_id: str
     total: ServerFigures | None = Field(description="Of all servers; null without any.")
     servers: Page[Server] = Field(description="By number.")
+
+
+# -- time of workers ---------------------------------------------------------------------------------------------------
+
+
+class RankStraggler(Model):
+    worker_id: str
+    rank: int
+    cause: StragglerCause
+    factor: float = Field(description="Its own time, without waiting for others, as a multiple of the median.")
+    since_step: int | None
+    line: str
+
+
+class WorkerTime(Model):
+    """Shares of the time between two reports; those of a moment add up to 1. The lists have one entry per report."""
+
+    worker_id: str
+    rank: int
+    incarnation: int
+    is_collective_known: bool = Field(description="False: waits in collectives of torch are part of computing.")
+    ended_at_s: list[float] = Field(description="Seconds since 1970, oldest first.")
+    computing: list[float]
+    waiting: list[float] = Field(description="For data, in saves, and loading a checkpoint.")
+    blocked: list[float] = Field(description="For other ranks: at barriers and in collectives, if these are measured.")
+
+
+class JobTime(Model):
+    job_id: str
+    straggler: RankStraggler | None = Field(description="The rank that the others wait for; null without a verdict.")
+    no_verdict: str = Field(description="Why there is no verdict; empty if there is one.")
+    workers: Page[WorkerTime] = Field(description="By rank; those that have not measured anything have empty lists.")
