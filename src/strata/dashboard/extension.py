@@ -25,6 +25,7 @@ STATIC = Path(__file__).parent / "static"
 PAGE_ROUTES = (
     "http.data_routes",
     "http.goodput_routes",
+    "http.lineage_routes",
     "http.server_routes",
     "http.time_routes",
 )
@@ -89,6 +90,7 @@ class Dashboard:
     def extend(self, app: FastAPI, doors: Doors) -> None:
         from strata.dashboard.http.data_routes import add_data_routes  # noqa: PLC0415
         from strata.dashboard.http.goodput_routes import add_goodput_routes  # noqa: PLC0415
+        from strata.dashboard.http.lineage_routes import add_lineage_routes  # noqa: PLC0415
         from strata.dashboard.http.login import add_login  # noqa: PLC0415 - imports FastAPI
         from strata.dashboard.http.pages import ApiHeaders, Pages, read_files  # noqa: PLC0415
         from strata.dashboard.http.routes import add_routes  # noqa: PLC0415
@@ -107,6 +109,7 @@ class Dashboard:
         add_data_routes(doors.guarded, self._engine, self._sampler)
         add_server_routes(doors.guarded, self._engine)
         add_time_routes(doors.guarded, self._engine, self._sampler)
+        add_lineage_routes(doors.guarded, self._engine, self._record)
         add_run(doors, self._run)
         for part in self._parts:
             part.add_to(doors.guarded)

@@ -1,10 +1,11 @@
-"""The models of single pages of the dashboard: data, parameter servers, time of workers."""
+"""The models of single pages of the dashboard: data, parameter servers, time of workers, checkpoints."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from strata.coordinator.http.models import Dataset, Model, Page
+from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - evaluated at run time
 from strata.dashboard.data import WaitCause  # noqa: TC001 - evaluated at run time
 from strata.dashboard.stragglers import StragglerCause  # noqa: TC001 - evaluated at run time
 
@@ -121,3 +122,30 @@ class JobTime(Model):
     straggler: RankStraggler | None = Field(description="The rank that the others wait for; null without a verdict.")
     no_verdict: str = Field(description="Why there is no verdict; empty if there is one.")
     workers: Page[WorkerTime] = Field(description="By rank; those that have not measured anything have empty lists.")
+
+
+# -- lineage of checkpoints --------------------------------------------------------------------------------------------
+
+
+class CheckpointResume(Model):
+    attempt: int
+    at_s: float = Field(description="When rank 0 had loaded it.")
+
+
+class CheckpointLine(Model):
+    checkpoint_id: str
+    type: CheckpointKind
+    step: int
+    epoch: int
+    size_bytes: int = Field(description="What its ranks wrote.")
+    generation: int
+    num_ranks: int
+    committed_at_s: float
+    attempt: int | None = Field(description="The attempt that made it; null if that is not recorded.")
+    resumed_by: list[CheckpointResume] = Field(description="Attempts that were started from it, in order.")
+
+
+class JobLineage(Model):
+    job_id: str
+    is_recorded: bool = Field(description="False if this coordinator has no timeline of the job, and so no attempts.")
+    checkpoints: Page[CheckpointLine] = Field(description="Newest first; those that the coordinator remembers.")
