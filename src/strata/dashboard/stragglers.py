@@ -82,7 +82,9 @@ def attribute(ranks: Sequence[RankSpent]) -> Straggler | NoVerdict:
     if median < MIN_BLOCKED:
         if is_collective_known:
             return NoVerdict("no rank waits long for the others")
-        return NoVerdict("waits in collectives of torch are not measured, and no rank waits long at barriers")
+        return NoVerdict(
+            "waits in collectives of torch are not measured and are part of busy, and no rank waits long at barriers"
+        )
     if least >= LEAST_RATIO * others[0][0]:
         return NoVerdict("several ranks wait equally little, so the others wait for no single one")
     excess: dict[StragglerCause, float] = {

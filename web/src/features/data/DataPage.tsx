@@ -170,7 +170,7 @@ function Shards({ shards, onPage }: { shards: JobShards; onPage: (offset: number
           <p className="muted">The newest 20,000 entries of the journal have no move of this dataset.</p>
         ) : (
           <p>
-            {plural(move.num_moved, "shard")} of {count(dataset.num_shards)} moved at {moment(move.at_s)} to make
+            {plural(move.num_moved, "shard")} of {count(dataset.num_shards)} got a new owner at {moment(move.at_s)}, in
             generation {move.generation} with {plural(move.num_workers, "worker")}
             {move.reason === "" ? "." : <>: {move.reason}</>}
           </p>

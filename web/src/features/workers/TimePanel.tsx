@@ -82,10 +82,12 @@ export function TimePanel({ job }: { job: string }) {
 
 function Verdict({ data }: { data: JobTime }) {
   const isHidden = data.workers.items.some((each) => each.ended_at_s.length > 0 && !each.is_collective_known);
+  // The reason for no verdict may say the same.
+  const isToldTwice = data.no_verdict.includes("collectives");
   return (
     <p className={data.straggler === null ? "muted" : "strong"}>
       {data.straggler === null ? `No verdict on a straggler: ${data.no_verdict}.` : `${data.straggler.line}.`}
-      {isHidden && " Waits in collectives of torch are not measured; they are part of busy."}
+      {isHidden && !isToldTwice && " Waits in collectives of torch are not measured; they are part of busy."}
     </p>
   );
 }

@@ -150,7 +150,6 @@ function Workers({ job }: { job: string }) {
           </Empty>
         )}
       </section>
-      {workers !== undefined && workers.length > 0 && <TimePanel job={job} />}
       {run !== undefined && logRank !== undefined && (
         <LogPanel
           key={logRank}
@@ -160,6 +159,7 @@ function Workers({ job }: { job: string }) {
           }}
         />
       )}
+      {workers !== undefined && workers.length > 0 && <TimePanel job={job} />}
     </div>
   );
 }
