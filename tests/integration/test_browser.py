@@ -347,11 +347,11 @@ def test_the_time_of_each_rank_is_shown_and_the_straggler_named(browser: Browser
                 collective_s=0.0,
             )
 
+        page = opened.open("/workers")
+        expect(page.get_by_text("No verdict on a straggler")).to_be_visible(timeout=TIMEOUT_MS)
         for rank, worker in enumerate(workers):
             worker.report(state="LOADING_DATA")  # a rank that trains without a step would be stalled, which weighs more
             worker.measure(lambda rank=rank: use(rank))  # type: ignore[misc]
-        page = opened.open("/workers")
-        expect(page.get_by_text("No verdict on a straggler")).to_be_visible(timeout=TIMEOUT_MS)
         verdict = re.compile(r"rank 2 is 2\.5× slower than the median since step 5: it waits for data")
         expect(page.locator("main").get_by_text(verdict)).to_be_visible(timeout=60_000)
         expect(page.get_by_role("banner").get_by_text(verdict).first).to_be_visible()
