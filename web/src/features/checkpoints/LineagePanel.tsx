@@ -30,8 +30,8 @@ export function LineagePanel({ job, stored }: Props) {
     >
       <div
         className="table-scroll lineage"
-        role="region"
-        aria-label="Lineage"
+        role="group"
+        aria-label="Commits, newest first"
         // A region that scrolls must be reachable from the keyboard.
         // eslint-disable-next-line jsx-a11y/no-noninteractive-tabindex
         tabIndex={0}

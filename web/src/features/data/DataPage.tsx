@@ -70,7 +70,7 @@ export default function DataPage() {
                   <code>ctx.dataloader</code> computes which rank reads which rows, so the coordinator has no shards to
                   assign. To have shards assigned and tracked, register a dataset:
                 </p>
-                <Command>orchestrator.register_dataset(&quot;images&quot;, total_samples=1_000, shard_size=100)</Command>
+                <Command>orchestrator.register_dataset(&quot;images&quot;, …)</Command>
               </Empty>
             </div>
           ) : (
