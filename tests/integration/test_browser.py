@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
-from browser import DESKTOP, PHONE, Tab, Theme, browser, tab
+from browser import DESKTOP, PHONE, TIMEOUT_MS, Tab, Theme, browser, tab
 from playwright.sync_api import Browser, expect
 from servers import DEADLINE_S, EAGER_CLIENT, STRATA, until
 
@@ -25,6 +25,8 @@ from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig, Limits, SecurityConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.coordinator.extension import HttpOptions
+from strata.coordinator.state.server_figures import SERVER, ServerFigures
+from strata.coordinator.state.time_use import TimeUse
 from strata.dashboard.explorer.part import NoPlaces
 from strata.dashboard.extension import Dashboard
 
@@ -34,7 +36,9 @@ pytestmark = pytest.mark.timeout(180)
 CALM = LeaseConfig(lease_s=60.0, heartbeat_s=2.0, suspicion_s=30.0, tick_s=0.02)
 TOKEN = "reader-token-0123456789"
 HOSTILE = "<img src=x onerror=alert(1)>"
-VIEWS = ("/", "/workers", "/events", "/checkpoints")
+HOSTILE_ID = "javascript:alert"
+"""As hostile as an id may be."""
+VIEWS = ("/", "/workers", "/data", "/servers", "/events", "/checkpoints")
 SHOWN_WITHIN_S = 1.0
 
 TRAIN = """
@@ -279,6 +283,85 @@ def test_hostile_parts_of_an_address_are_shown_as_text(browser: Browser, tmp_pat
         expect(page.get_by_text(longest).first).to_be_visible()
         opened.shoot("longest-name")
         assert opened.overflow_px() <= 0
+
+
+def test_ten_thousand_shards_are_shown_by_owner_with_what_the_last_change_moved(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with (
+        serving(tmp_path) as coordinator,
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+        tab(browser, coordinator.http_address) as opened,
+    ):
+        workers = train(client, "job", ["w0", "w1", "w2"])
+        client.register_dataset(HOSTILE_ID, job_id="job", total_samples=10_000, shard_size=1, shuffle=True)
+        workers[0].refresh()
+        workers[0].ack(list(workers[0].shards(HOSTILE_ID))[:500])
+        page = opened.open("/data")
+        expect(page.locator(".shard-row", has_text="500 of")).to_be_visible(timeout=TIMEOUT_MS)
+        expect(page.get_by_text(f"Shards of {HOSTILE_ID} by owner")).to_be_visible()
+        expect(page.get_by_text("10,000 shards of 10,000 got a new owner")).to_be_visible()
+        expect(page.locator(".shard-row")).to_have_count(3)
+        expect(page.get_by_text("Not measured yet")).to_be_visible()
+        opened.shoot("data-shards")
+        assert opened.violations() == []
+
+        workers[2].deregister("test")
+        expect(page.locator(".shard-row")).to_have_count(2, timeout=TIMEOUT_MS)
+        expect(page.get_by_text("generation 4 with 2 workers")).to_be_visible()
+        opened.shoot("data-moved")
+
+
+def test_parameter_servers_are_shown_with_what_they_report(browser: Browser, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as coordinator,
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+        tab(browser, coordinator.http_address) as opened,
+    ):
+        train(client, "job", ["w0"])
+        page = opened.open("/")
+        expect(page.get_by_role("link", name="Servers")).to_have_count(0)
+        (server,) = train(client, "job", ["s0"])
+        figures = ServerFigures(rows=26_093, bytes=1 << 20, evicted=3, pulls_per_s=137.5, staleness=2, hits=1, misses=3)
+        server.note("TRAINING", 9, None, {SERVER: 0.0, **figures.as_metrics()})
+        server.heartbeat()
+        page.get_by_role("link", name="Servers").click(timeout=TIMEOUT_MS)
+        expect(page.get_by_role("cell", name="26,093")).to_be_visible(timeout=TIMEOUT_MS)
+        expect(page.get_by_role("cell", name="137.5")).to_be_visible()
+        expect(page.get_by_role("cell", name="25 %")).to_be_visible()
+        opened.shoot("servers")
+        assert opened.violations() == []
+
+
+def test_the_time_of_each_rank_is_shown_and_the_straggler_named(browser: Browser, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as coordinator,
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+        tab(browser, coordinator.http_address) as opened,
+    ):
+        workers = train(client, "job", ["w0", "w1", "w2"])
+        began_s = time.monotonic() - 1.0
+
+        def use(rank: int) -> TimeUse:
+            measured_s = time.monotonic() - began_s
+            slow = rank == 2
+            return TimeUse(
+                measured_s=measured_s,
+                data_s=0.6 * measured_s if slow else 0.0,
+                barrier_s=0.0 if slow else 0.6 * measured_s,
+                collective_s=0.0,
+            )
+
+        page = opened.open("/workers")
+        expect(page.get_by_text("No verdict on a straggler")).to_be_visible(timeout=TIMEOUT_MS)
+        for rank, worker in enumerate(workers):
+            worker.report(state="LOADING_DATA")  # a rank that trains without a step would be stalled, which weighs more
+            worker.measure(lambda rank=rank: use(rank))  # type: ignore[misc]
+        verdict = re.compile(r"rank 2 is 2\.5× slower than the median since step 5: it waits for data")
+        expect(page.locator("main").get_by_text(verdict)).to_be_visible(timeout=60_000)
+        expect(page.get_by_role("banner").get_by_text(verdict).first).to_be_visible()
+        opened.shoot("straggler")
+        assert opened.violations() == []
 
 
 def test_hostile_names_of_tensors_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.coordinator.extension import HttpOptions
 from strata.coordinator.http import peers
 from strata.coordinator.http import server as http_server
+from strata.coordinator.state.server_figures import SERVER, ServerFigures
 from strata.dashboard.extension import Dashboard
 from strata.transport.certificates import write_set
 
@@ -375,6 +376,90 @@ def test_the_number_of_streams_is_bounded_and_a_stopped_coordinator_ends_them(tm
         assert time.monotonic() - started_s < DEADLINE_S / 2
         names = [name for name, _, _ in streams[0]]  # until the stream ends
         assert names[0] == "hello"
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_data_of_a_job_are_its_shards_by_owner_and_the_last_move(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as (coordinator, page),
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+    ):
+        workers = train(client, "resnet", 2)
+        assert page.get("/api/data", job="resnet").json["shards"] is None
+        client.register_dataset("done", job_id="resnet", total_samples=2, shard_size=2)
+        client.register_dataset("images", job_id="resnet", total_samples=100, shard_size=10)
+        for worker in workers:
+            worker.refresh()
+        mine = list(workers[0].shards("images"))
+        workers[0].ack(mine[:1])
+        first = page.get("/api/data", job="resnet", dataset="images", limit=1).json["shards"]
+
+        assert (first["dataset"]["num_done"], first["dataset"]["num_shards"]) == (1, 10)
+        assert first["owners"]["next_offset"] == 1
+        (owner,) = first["owners"]["items"]
+        assert (owner["worker_id"], owner["num_shards"], owner["num_done"]) == ("w0", len(mine), 1)
+        assert owner["cells"] == [1] + [0] * (len(mine) - 1)
+        assert (first["last_move"]["num_moved"], owner["num_gained"]) == (10, len(mine))
+
+        workers[1].deregister("no longer needed")
+        moved = page.get("/api/data", job="resnet", dataset="images").json["shards"]
+        assert [each["num_shards"] for each in moved["owners"]["items"]] == [10]
+        assert moved["last_move"]["num_moved"] == 10 - len(mine)
+        assert "no longer needed" in moved["last_move"]["reason"]
+        assert page.get("/api/data", job="resnet", dataset="unknown").status == 404
+        assert page.get("/api/data", job="resnet", limit=201).status == 422
+
+
+def test_parameter_servers_are_listed_with_what_they_measured(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as (coordinator, page),
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+    ):
+        train(client, "resnet", 1)
+        none = page.get("/api/servers", job="resnet").json
+        assert (none["total"], none["servers"]["total"]) == (None, 0)
+
+        for number, rows in ((1, 5), (0, 7)):
+            server = client.register_worker(f"s{number}", job_id="resnet")
+            figures = ServerFigures(rows=rows, bytes=100, evicted=0, pulls_per_s=2.0, hits=1, misses=number)
+            server.note("TRAINING", 3, None, {SERVER: float(number), **figures.as_metrics()})
+            server.heartbeat()
+        found = page.get("/api/servers", job="resnet").json
+
+        assert [(each["number"], each["rows"], each["hit_rate"]) for each in found["servers"]["items"]] == [
+            (0, 7, 1.0),
+            (1, 5, 0.5),
+        ]
+        total = found["total"]
+        assert (total["rows"], total["bytes"], total["pulls_per_s"]) == (12, 200, 4.0)
+        assert (total["pushes_per_s"], total["staleness"]) == (None, None)
+        until(
+            lambda: "servers.rows" in [each["name"] for each in page.get("/api/series", job="resnet").json["items"]],
+            "the servers have a history",
+        )
+
+
+def test_the_time_and_the_lineage_of_a_job_claim_nothing_that_is_not_recorded(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as (coordinator, page),
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+    ):
+        workers = train(client, "resnet", 2)
+        for worker in workers:
+            worker.refresh()
+            worker.notify_checkpoint("c1", step=5, epoch=0, path="/c1")
+        overview_when(page, lambda seen: seen["jobs"]["items"][0]["checkpoint_id"] == "c1")
+        time_use = page.get("/api/time", job="resnet").json
+        lineage = page.get("/api/lineage", job="resnet").json
+
+    assert time_use["straggler"] is None
+    assert time_use["no_verdict"] == "2 of 2 ranks have not measured the last 10 s yet"
+    assert [each["computing"] for each in time_use["workers"]["items"]] == [[], []]
+    assert lineage["is_recorded"] is False
+    (line,) = lineage["checkpoints"]["items"]
+    assert (line["checkpoint_id"], line["step"], line["attempt"], line["resumed_by"]) == ("c1", 5, None, [])
 
 
 # -- login -------------------------------------------------------------------------------------------------------------

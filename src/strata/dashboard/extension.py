@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from strata.dashboard.run_record import RunRecord
 
 STATIC = Path(__file__).parent / "static"
+PAGE_ROUTES = (
+    "http.data_routes",
+    "http.goodput_routes",
+    "http.lineage_routes",
+    "http.server_routes",
+    "http.time_routes",
+)
 
 
 class Part(Protocol):
@@ -75,18 +82,22 @@ class Dashboard:
         self._sampler.start()
 
     def load(self) -> None:
-        for module in ("http.goodput_routes", "http.login", "http.pages", "http.routes", "http.run", "live.broadcast"):
+        for module in (*PAGE_ROUTES, "http.login", "http.pages", "http.routes", "http.run", "live.broadcast"):
             importlib.import_module(f"strata.dashboard.{module}")
         for part in self._parts:
             part.load()
 
     def extend(self, app: FastAPI, doors: Doors) -> None:
+        from strata.dashboard.http.data_routes import add_data_routes  # noqa: PLC0415
         from strata.dashboard.http.goodput_routes import add_goodput_routes  # noqa: PLC0415
+        from strata.dashboard.http.lineage_routes import add_lineage_routes  # noqa: PLC0415
         from strata.dashboard.http.login import add_login  # noqa: PLC0415 - imports FastAPI
         from strata.dashboard.http.pages import ApiHeaders, Pages, read_files  # noqa: PLC0415
         from strata.dashboard.http.routes import add_routes  # noqa: PLC0415
         from strata.dashboard.http.run import add_run  # noqa: PLC0415
+        from strata.dashboard.http.server_routes import add_server_routes  # noqa: PLC0415
         from strata.dashboard.http.sessions import Sessions  # noqa: PLC0415
+        from strata.dashboard.http.time_routes import add_time_routes  # noqa: PLC0415
         from strata.dashboard.live.broadcast import Broadcast  # noqa: PLC0415
 
         assert self._engine is not None, "started"
@@ -95,6 +106,10 @@ class Dashboard:
         add_login(doors, Sessions(self._engine.metrics.now_s))
         add_routes(doors, self._engine, self._sampler, self._broadcast)
         add_goodput_routes(doors.guarded, self._engine, self._sampler, self._record)
+        add_data_routes(doors.guarded, self._engine, self._sampler)
+        add_server_routes(doors.guarded, self._engine)
+        add_time_routes(doors.guarded, self._engine, self._sampler)
+        add_lineage_routes(doors.guarded, self._engine, self._record)
         add_run(doors, self._run)
         for part in self._parts:
             part.add_to(doors.guarded)

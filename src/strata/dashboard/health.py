@@ -1,7 +1,8 @@
 """The health of jobs, in words: what is wrong now, the most important first; without findings, what is well.
 
-Every finding follows from measured values. A rank is called slow only where its steps are counted on their own: in a
-synchronous strategy all ranks make steps at the pace of the slowest, so their rates are equal and nothing is claimed.
+Every finding follows from measured values. A rank is called slow where its steps are counted on their own, or where
+the time that all ranks measured names it (`stragglers.py`): in a synchronous strategy all ranks make steps at the pace
+of the slowest, so their rates are equal and show nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from strata.dashboard.sample import JobSample, Sample, WorkerSample
+    from strata.dashboard.stragglers import Straggler
 
 Level = Literal["ok", "warning", "error"]
 FindingKind = Literal["journal", "failed", "disconnected", "silent", "stalled", "barrier", "not_finite", "slow"]
@@ -117,13 +119,23 @@ def findings(
     heartbeat_s: float,
     rates: Mapping[str, float],
     slow: Mapping[str, Slowness],
+    straggler: Straggler | None = None,
 ) -> list[Finding]:
-    """Return what is wrong with a job, the most important first."""
+    """Return what is wrong with a job, the most important first.
+
+    Args:
+        slow: Ranks that make fewer steps than the others.
+        straggler: The rank that the others wait for.
+    """
     found = [
         finding
         for worker in job.workers
         if (finding := _of_worker(job.job_id, worker, now_s, heartbeat_s, rates.get(worker.worker_id), slow))
     ]
+    if straggler is not None and all(each.worker_id != straggler.worker_id for each in found):
+        found.append(
+            Finding("slow", straggler.line, job_id=job.job_id, worker_id=straggler.worker_id, rank=straggler.rank)
+        )
     barrier = job.waiting
     if barrier is not None and barrier.waited_s >= BARRIER_S and barrier.num_missing:
         more = barrier.num_missing - len(barrier.missing)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from strata.coordinator.journal import Journal
     from strata.dashboard.recovery import Recovery
     from strata.launch.record.directory import RunDirectory
+    from strata.launch.record.timeline import RunEvent
 
 MAX_LINES = 20
 """Lines at the end of the log of a failed worker."""
@@ -30,9 +31,13 @@ class RunRecord:
     def is_of(self, job_id: str) -> bool:
         return job_id == self._directory.name
 
+    def events(self, job_id: str) -> list[RunEvent]:
+        """Return the timeline of the run; nothing for other jobs."""
+        return self._directory.events() if self.is_of(job_id) else []
+
     def bounds(self, job_id: str) -> tuple[float | None, dict[int, float]]:
         """Return when the first workers were started, and when attempts failed; nothing for other jobs."""
-        events = self._directory.events() if self.is_of(job_id) else []
+        events = self.events(job_id)
         began_s = next((event.at_s for event in events if event.what == "started"), None)
         failed = [each for each in recoveries(events) if each.attempt != each.failed_attempt]
         return began_s, {each.failed_attempt: each.at_s["detected"] for each in failed}

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from strata.coordinator.state.server_figures import SERVER
+from strata.coordinator.state.server_figures import SERVER, figures_of, total
 from strata.launch.environment import METRICS
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strata.coordinator.state.core import Core
     from strata.coordinator.state.job import Job
     from strata.coordinator.state.membership import Member, WorkerStateName
+    from strata.coordinator.state.server_figures import ServerFigures
     from strata.coordinator.state.time_use import TimeUse
 
 JobState = Literal["waiting", "starting", "loading", "training", "saving", "recovering", "idle", "error"]
@@ -29,6 +30,8 @@ JobState = Literal["waiting", "starting", "loading", "training", "saving", "reco
 METRIC_PREFIX = "metric:"
 """Prefix of the series of reported metrics, so that no script can hide one of ours."""
 ROWS_PER_S = "rows_per_s"
+SERVER_SERIES = ("rows", "bytes", "pulls_per_s", "pushes_per_s", "staleness", "hit_rate")
+"""Figures of parameter servers that have a history, over all servers of a job."""
 MAX_METRICS_PER_JOB = 64
 """Metrics of a job that become series; workers could report different names each."""
 MAX_MISSING = 3
@@ -40,6 +43,8 @@ _UNITS = {
     "barrier_p50_s": "s",
     "barrier_p99_s": "s",
     "requests_per_s": "requests/s",
+    "servers.bytes": "bytes",
+    "servers.staleness": "steps",
 }
 _UNITS_BY_SUFFIX = (("_per_s", "1/s"), ("_seconds", "s"), ("_ms", "ms"), ("_bytes", "bytes"), ("_s", "s"))
 # From the state that matters most: one recovering worker makes a job recover.
@@ -116,6 +121,8 @@ class JobSample:
     """The barrier that has waited for longest."""
     left_s: dict[str, float] = field(default_factory=dict)
     """Monotonic time at which a process of a worker last left, by worker."""
+    servers: ServerFigures | None = None
+    """What its parameter servers report, together; None without any."""
 
     @property
     def ranks(self) -> list[WorkerSample]:
@@ -156,14 +163,22 @@ def _job(job: Job, monotonic_s: float, wall_s: float) -> JobSample:
         reason=job.membership.generation_reason,
         workers=tuple(_worker(rank, member, monotonic_s) for rank, member in job.membership.ranked()),
         metrics=metrics,
-        rows_per_s=total if rows and math.isfinite(total := sum(rows)) else None,
+        rows_per_s=all_rows if rows and math.isfinite(all_rows := sum(rows)) else None,
         data_fraction=num_done / num_shards if num_shards else None,
         checkpoint_id=latest.checkpoint.checkpoint_id if latest else None,
         checkpoint_step=latest.checkpoint.step if latest else None,
         checkpoint_age_s=max(wall_s - latest.committed_at_s, 0.0) if latest else None,
         waiting=_waiting(job, monotonic_s),
         left_s=dict(job.membership.left_s),
+        servers=total(found for member in members if (found := server_figures(member)) is not None),
     )
+
+
+def server_figures(member: Member) -> ServerFigures | None:
+    """Return what a parameter server has measured; None for other workers."""
+    if SERVER not in member.metrics:
+        return None
+    return figures_of({name: series.last for name, series in member.metrics.items() if math.isfinite(series.last)})
 
 
 def _worker(rank: int, member: Member, monotonic_s: float) -> WorkerSample:
@@ -247,6 +262,11 @@ def job_values(job: JobSample, rates: list[float]) -> dict[str, Spread]:
         values["workers.suspect"] = single(sum(worker.is_suspect for worker in ranks))
     if job.rows_per_s is not None:
         values["rows_per_s"] = single(job.rows_per_s)
+    if job.servers is not None:
+        figures = {**job.servers.as_metrics(), "hit_rate": job.servers.hit_rate}
+        values |= {
+            f"servers.{name}": single(value) for name in SERVER_SERIES if (value := figures.get(name)) is not None
+        }
     if ranks and job.checkpoint_age_s is not None:  # a chart of a job that ended would grow for ever
         values["checkpoint_age_s"] = single(job.checkpoint_age_s)
     return values

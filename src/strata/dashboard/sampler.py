@@ -20,6 +20,8 @@ from strata.dashboard.history.file import HistoryFile
 from strata.dashboard.history.store import HistoryStore
 from strata.dashboard.rates import StepRates
 from strata.dashboard.sample import Sample, coordinator_values, job_values, take
+from strata.dashboard.stragglers import Straggler, Stragglers
+from strata.dashboard.uses import UseHistory
 from strata.errors import StrataError
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Sampler:
         self.rates = StepRates()
         self.lives = Lives()
         """The processes of all jobs, for the ledger."""
+        self.uses = UseHistory()
+        self.stragglers = Stragglers()
         self.latest: Sample | None = None
         """None until the first sample; again while another coordinator leads."""
         self.listeners: list[Callable[[Sample], None]] = []
@@ -169,6 +173,8 @@ class Sampler:
         """Update everything that is computed from samples."""
         self.rates.update(sample)
         self.lives.update(sample)
+        self.uses.update(sample)
+        self.stragglers.update(sample, self.uses)
         now_s = sample.monotonic_s
         self._rates_of = {job.job_id: self.rates.of_job(job, now_s) for job in sample.jobs.values() if job.workers}
         self._slow.update(sample, self._rates_of)
@@ -179,6 +185,7 @@ class Sampler:
                 heartbeat_s=sample.heartbeat_s,
                 rates=self._rates_of[job.job_id],
                 slow=self._slow.of_job(job, now_s),
+                straggler=found if isinstance(found := self.stragglers.of_job(job.job_id), Straggler) else None,
             )
             for job in sample.jobs.values()
             if job.workers

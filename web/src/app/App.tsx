@@ -7,6 +7,8 @@ import { Shell } from "./Shell";
 import { useConnection } from "./useConnection";
 
 const WorkersPage = lazy(() => import("@/features/workers/WorkersPage"));
+const DataPage = lazy(() => import("@/features/data/DataPage"));
+const ServersPage = lazy(() => import("@/features/servers/ServersPage"));
 const EventsPage = lazy(() => import("@/features/events/EventsPage"));
 const GoodputPage = lazy(() => import("@/features/goodput/GoodputPage"));
 const RecoveryPage = lazy(() => import("@/features/recovery/RecoveryPage"));
@@ -26,6 +28,12 @@ export function App() {
             <Route path="/">{hasCoordinator ? <OverviewPage /> : <CheckpointsPage />}</Route>
             <Route path="/workers">
               <WorkersPage />
+            </Route>
+            <Route path="/data">
+              <DataPage />
+            </Route>
+            <Route path="/servers">
+              <ServersPage />
             </Route>
             <Route path="/events">
               <EventsPage />

@@ -18,11 +18,15 @@ interface PageLink {
   label: string;
   icon: IconName;
   needsCoordinator: boolean;
+  /** Shown only while a job has parameter servers. */
+  needsServers?: boolean;
 }
 
 const PAGES: readonly PageLink[] = [
   { path: "/", label: "Overview", icon: "overview", needsCoordinator: true },
   { path: "/workers", label: "Workers", icon: "workers", needsCoordinator: true },
+  { path: "/data", label: "Data", icon: "tensor", needsCoordinator: true },
+  { path: "/servers", label: "Servers", icon: "folder", needsCoordinator: true, needsServers: true },
   { path: "/goodput", label: "Goodput", icon: "compare", needsCoordinator: true },
   { path: "/recovery", label: "Recovery", icon: "follow", needsCoordinator: true },
   { path: "/events", label: "Events", icon: "events", needsCoordinator: true },
@@ -44,7 +48,12 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
   const { choice, choose } = useTheme();
   const version = useLive((state) => state.version);
   const jobs = useLive((state) => state.jobs);
-  const pages = PAGES.filter((page) => hasCoordinator || !page.needsCoordinator);
+  const hasServers = jobs.some((job) => job.num_servers > 0);
+  const pages = useMemo(
+    () =>
+      PAGES.filter((page) => (hasCoordinator || !page.needsCoordinator) && (hasServers || page.needsServers !== true)),
+    [hasCoordinator, hasServers],
+  );
   useShortcut(() => {
     setOpen((before) => !before);
   });
@@ -52,7 +61,7 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
   const jobIds = jobs.map((job) => job.job_id).join("\n");
   const commands = useMemo<Command[]>(
     () => [
-      ...PAGES.filter((page) => hasCoordinator || !page.needsCoordinator).map((page) => ({
+      ...pages.map((page) => ({
         id: `page-${page.path}`,
         group: "Go to",
         label: page.label,
@@ -93,7 +102,7 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
         },
       },
     ],
-    [choose, hasCoordinator, href, jobIds, navigate],
+    [choose, href, jobIds, navigate, pages],
   );
   useCommands("shell", commands);
 

@@ -1,7 +1,7 @@
 import { useMemo } from "react";
 import { getPlaces } from "@/shared/api/getPlaces";
 import { getStoredCheckpoints } from "@/shared/api/getStoredCheckpoints";
-import type { Place } from "@/shared/api/types";
+import type { Place, StoredCheckpoint } from "@/shared/api/types";
 import { useApi } from "@/shared/api/useApi";
 import { count } from "@/shared/format/numbers";
 import { useJob } from "@/shared/live/useJob";
@@ -14,11 +14,13 @@ import { useQuery } from "@/shared/url/useQuery";
 import { Details } from "./Details";
 import { Explorer } from "./Explorer";
 import { JobCheckpoints } from "./JobCheckpoints";
+import { LineagePanel } from "./LineagePanel";
 import { Timeline } from "./Timeline";
 import "./checkpoints.css";
 
 /** New checkpoints appear while a run saves them. */
 const EVERY_S = 10;
+const NONE: readonly StoredCheckpoint[] = [];
 
 export default function CheckpointsPage() {
   const { get } = useQuery();
@@ -34,7 +36,12 @@ export default function CheckpointsPage() {
     <div className="page">
       <h1>Checkpoints</h1>
       {isUnknown && <Failure error={places.error as NonNullable<typeof places.error>} onRetry={places.reload} />}
-      {!isUnknown && jobId !== "" && <JobCheckpoints job={jobId} />}
+      {!isUnknown && jobId !== "" && (
+        <>
+          <JobCheckpoints job={jobId} />
+          <LineagePanel job={jobId} stored={NONE} />
+        </>
+      )}
       {!isUnknown && jobId === "" && (
         <Empty icon="checkpoints" title="No checkpoints to show">
           <p>Save some from a run, or open a directory, a bucket or a .safetensors file:</p>
@@ -47,6 +54,7 @@ export default function CheckpointsPage() {
 
 function Checkpoints({ place, places }: { place: Place; places: Place[] }) {
   const { get, set } = useQuery();
+  const { jobId } = useJob();
   const page = useApi(`checkpoints ${place.place}`, (signal) => getStoredCheckpoints(place.place, signal), {
     everyS: EVERY_S,
   });
@@ -131,6 +139,7 @@ function Checkpoints({ place, places }: { place: Place; places: Place[] }) {
               </ul>
             )}
           </Panel>
+          {jobId !== "" && place.label === jobId && <LineagePanel job={jobId} stored={items} />}
           <Details key={`details ${chosen.id}`} place={place.place} item={chosen} items={items} />
           <Explorer place={place.place} item={chosen} items={items} />
         </>

@@ -5,8 +5,8 @@ export interface Group {
   names: string[];
 }
 
-/** Drawn elsewhere: workers by state as a bar, step and epoch as figures. */
-const NOT_DRAWN = /^(workers\.|step$|epoch$)/;
+/** Drawn elsewhere: workers by state as a bar, step and epoch as figures, parameter servers on their page. */
+const NOT_DRAWN = /^(workers\.|servers\.|step$|epoch$)/;
 const FIRST = ["steps_per_s", "rows_per_s"];
 const LAST = ["checkpoint_age_s"];
 const LOSS = /(^|[/_:.-])loss$/i;

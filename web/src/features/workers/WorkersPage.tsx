@@ -16,6 +16,7 @@ import { HeatStrip } from "./HeatStrip";
 import { LogPanel } from "./LogPanel";
 import { RunCommands } from "./RunCommands";
 import { medianRate, NUM_CELLS } from "./strips";
+import { TimePanel } from "./TimePanel";
 import { filtered, rankOf, type Sort, SORTS, sorted } from "./table";
 import { type Sampled, useWorkers } from "./useWorkers";
 import "./workers.css";
@@ -158,6 +159,7 @@ function Workers({ job }: { job: string }) {
           }}
         />
       )}
+      {workers !== undefined && workers.length > 0 && <TimePanel job={job} />}
     </div>
   );
 }

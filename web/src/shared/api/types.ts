@@ -32,6 +32,16 @@ export type RunRecovery = D["RunRecovery"];
 export type RecoveryMoment = D["RecoveryMoment"];
 export type RunInfo = D["RunInfo"];
 export type WorkerLog = D["WorkerLog"];
+export type JobData = D["JobData"];
+export type JobShards = D["JobShards"];
+export type ShardOwner = D["ShardOwner"];
+export type RankDataWait = D["RankDataWait"];
+export type JobServers = D["JobServers"];
+export type ServerFigures = D["ServerFigures"];
+export type JobTime = D["JobTime"];
+export type WorkerTime = D["WorkerTime"];
+export type JobLineage = D["JobLineage"];
+export type CheckpointLine = D["CheckpointLine"];
 
 export interface Page<Item> {
   items: Item[];

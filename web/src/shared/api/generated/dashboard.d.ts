@@ -40,6 +40,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/data": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Data
+         * @description Return the datasets of a job, the shards of one of them by owner, and the ranks that wait for data.
+         */
+        get: operations["data_api_data_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/datasets": {
         parameters: {
             query?: never;
@@ -152,6 +172,26 @@ export interface paths {
          * @description List jobs in the order of their creation.
          */
         get: operations["jobs_api_jobs_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/lineage": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Lineage
+         * @description Return the committed checkpoints of a job, newest first, with the attempts that made and resumed them.
+         */
+        get: operations["lineage_api_lineage_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -360,6 +400,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/servers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Servers
+         * @description Return the parameter servers of a job, with what each has measured, and their total.
+         */
+        get: operations["servers_api_servers_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/session": {
         parameters: {
             query?: never;
@@ -392,6 +452,26 @@ export interface paths {
          * @description Return an overview of the coordinator.
          */
         get: operations["status_api_status_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/time": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Time
+         * @description Return how the ranks of a job spent the last three minutes, as they measured it.
+         */
+        get: operations["time_api_time_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -530,6 +610,51 @@ export interface components {
              * @enum {string}
              */
             type: "FULL" | "INCREMENTAL" | "OPTIMIZER_ONLY" | "MODEL_ONLY";
+        };
+        /** CheckpointLine */
+        CheckpointLine: {
+            /**
+             * Attempt
+             * @description The attempt that made it; null if that is not recorded.
+             */
+            attempt: number | null;
+            /** Checkpoint Id */
+            checkpoint_id: string;
+            /** Committed At S */
+            committed_at_s: number;
+            /** Epoch */
+            epoch: number;
+            /** Generation */
+            generation: number;
+            /** Num Ranks */
+            num_ranks: number;
+            /**
+             * Resumed By
+             * @description Attempts that were started from it, in order.
+             */
+            resumed_by: components["schemas"]["CheckpointResume"][];
+            /**
+             * Size Bytes
+             * @description What its ranks wrote.
+             */
+            size_bytes: number;
+            /** Step */
+            step: number;
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "FULL" | "INCREMENTAL" | "OPTIMIZER_ONLY" | "MODEL_ONLY";
+        };
+        /** CheckpointResume */
+        CheckpointResume: {
+            /**
+             * At S
+             * @description When rank 0 had loaded it.
+             */
+            at_s: number;
+            /** Attempt */
+            attempt: number;
         };
         /** CoordinatorFigures */
         CoordinatorFigures: {
@@ -806,12 +931,97 @@ export interface components {
             at_s: number;
             job: components["schemas"]["JobSummary"];
         };
+        /** JobData */
+        JobData: {
+            /** At S */
+            at_s: number;
+            /**
+             * Datasets
+             * @description The first 100.
+             */
+            datasets: components["schemas"]["Dataset"][];
+            /** Job Id */
+            job_id: string;
+            /** Num Datasets */
+            num_datasets: number;
+            /**
+             * Num Measured
+             * @description Ranks that have measured the last half minute.
+             */
+            num_measured: number;
+            /** Num Ranks */
+            num_ranks: number;
+            /** Num Waits */
+            num_waits: number;
+            /** @description Of the dataset asked for, or else the first that is not finished. */
+            shards: components["schemas"]["JobShards"] | null;
+            /**
+             * Waits
+             * @description Ranks that wait for data, longest first; at most 50.
+             */
+            waits: components["schemas"]["RankDataWait"][];
+        };
         /** JobGone */
         JobGone: {
             /** At S */
             at_s: number;
             /** Job Id */
             job_id: string;
+        };
+        /** JobLineage */
+        JobLineage: {
+            /** @description Newest first; those that the coordinator remembers. */
+            checkpoints: components["schemas"]["Page_CheckpointLine_"];
+            /**
+             * Is Recorded
+             * @description False if this coordinator has no timeline of the job, and so no attempts.
+             */
+            is_recorded: boolean;
+            /** Job Id */
+            job_id: string;
+        };
+        /** JobServers */
+        JobServers: {
+            /** Job Id */
+            job_id: string;
+            /** @description By number. */
+            servers: components["schemas"]["Page_Server_"];
+            /** @description Of all servers; null without any. */
+            total: components["schemas"]["ServerFigures"] | null;
+        };
+        /** JobShards */
+        JobShards: {
+            dataset: components["schemas"]["Dataset"];
+            /** @description Null if the newest 20,000 entries of the journal have none. */
+            last_move: components["schemas"]["ShardMove"] | null;
+            /** Max Left */
+            max_left: number | null;
+            /** Max Per Worker */
+            max_per_worker: number | null;
+            /** Mean Per Worker */
+            mean_per_worker: number | null;
+            /**
+             * Min Left
+             * @description The fewest unfinished shards of a worker.
+             */
+            min_left: number | null;
+            /**
+             * Min Per Worker
+             * @description The fewest shards of a worker; null without workers.
+             */
+            min_per_worker: number | null;
+            /**
+             * Num Waiting
+             * @description Shards without an owner.
+             */
+            num_waiting: number;
+            /** @description By rank; before them the shards without an owner, if any. */
+            owners: components["schemas"]["Page_ShardOwner_"];
+            /**
+             * Shards Per Cell
+             * @description The last cell of an owner may have fewer.
+             */
+            shards_per_cell: number;
         };
         /** JobSummary */
         JobSummary: {
@@ -873,6 +1083,20 @@ export interface components {
             workers_by_state: {
                 [key: string]: number;
             };
+        };
+        /** JobTime */
+        JobTime: {
+            /** Job Id */
+            job_id: string;
+            /**
+             * No Verdict
+             * @description Why there is no verdict; empty if there is one.
+             */
+            no_verdict: string;
+            /** @description The rank that the others wait for; null without a verdict. */
+            straggler: components["schemas"]["RankStraggler"] | null;
+            /** @description By rank; those that have not measured anything have empty lists. */
+            workers: components["schemas"]["Page_WorkerTime_"];
         };
         /**
          * LiveEvents
@@ -1043,6 +1267,25 @@ export interface components {
              */
             total: number;
         };
+        /** Page[CheckpointLine] */
+        Page_CheckpointLine_: {
+            /** Items */
+            items: components["schemas"]["CheckpointLine"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
         /** Page[Checkpoint] */
         Page_Checkpoint_: {
             /** Items */
@@ -1138,6 +1381,63 @@ export interface components {
              */
             total: number;
         };
+        /** Page[Server] */
+        Page_Server_: {
+            /** Items */
+            items: components["schemas"]["Server"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Page[ShardOwner] */
+        Page_ShardOwner_: {
+            /** Items */
+            items: components["schemas"]["ShardOwner"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
+        /** Page[WorkerTime] */
+        Page_WorkerTime_: {
+            /** Items */
+            items: components["schemas"]["WorkerTime"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
         /** Page[Worker] */
         Page_Worker_: {
             /** Items */
@@ -1195,6 +1495,48 @@ export interface components {
              * @description What is wrong, and how to fix it.
              */
             message: string;
+        };
+        /** RankDataWait */
+        RankDataWait: {
+            /**
+             * Cause
+             * @enum {string}
+             */
+            cause: "no_shards" | "all_ranks" | "some_ranks";
+            /** Cure */
+            cure: string;
+            /** Rank */
+            rank: number;
+            /** Reason */
+            reason: string;
+            /**
+             * Share
+             * @description Of the last half minute, inside `next()` of the loader.
+             */
+            share: number;
+            /** Worker Id */
+            worker_id: string;
+        };
+        /** RankStraggler */
+        RankStraggler: {
+            /**
+             * Cause
+             * @enum {string}
+             */
+            cause: "data" | "compute" | "checkpoint";
+            /**
+             * Factor
+             * @description Its own time, without waiting for others, as a multiple of the median.
+             */
+            factor: number;
+            /** Line */
+            line: string;
+            /** Rank */
+            rank: number;
+            /** Since Step */
+            since_step: number | null;
+            /** Worker Id */
+            worker_id: string;
         };
         /** Recoveries */
         Recoveries: {
@@ -1343,6 +1685,86 @@ export interface components {
             /** Unit */
             unit: string;
         };
+        /** Server */
+        Server: {
+            /**
+             * Bytes
+             * @description Memory of the tables.
+             */
+            bytes: number | null;
+            /**
+             * Evicted
+             * @description Rows evicted since the server started.
+             */
+            evicted: number | null;
+            /**
+             * Hit Rate
+             * @description Share of the pulled rows that were in memory; null without a file.
+             */
+            hit_rate: number | null;
+            /** Number */
+            number: number;
+            /**
+             * Pulls Per S
+             * @description Over the last 10 seconds.
+             */
+            pulls_per_s: number | null;
+            /** Pushes Per S */
+            pushes_per_s: number | null;
+            /** Rows */
+            rows: number | null;
+            /** Silent S */
+            silent_s: number;
+            /**
+             * Staleness
+             * @description Steps between the fastest and the slowest worker.
+             */
+            staleness: number | null;
+            /**
+             * Step
+             * @description Steps that all workers have pushed.
+             */
+            step: number;
+            /** Suspect */
+            suspect: boolean;
+            /** Worker Id */
+            worker_id: string;
+        };
+        /**
+         * ServerFigures
+         * @description Null: not measured.
+         */
+        ServerFigures: {
+            /**
+             * Bytes
+             * @description Memory of the tables.
+             */
+            bytes: number | null;
+            /**
+             * Evicted
+             * @description Rows evicted since the server started.
+             */
+            evicted: number | null;
+            /**
+             * Hit Rate
+             * @description Share of the pulled rows that were in memory; null without a file.
+             */
+            hit_rate: number | null;
+            /**
+             * Pulls Per S
+             * @description Over the last 10 seconds.
+             */
+            pulls_per_s: number | null;
+            /** Pushes Per S */
+            pushes_per_s: number | null;
+            /** Rows */
+            rows: number | null;
+            /**
+             * Staleness
+             * @description Steps between the fastest and the slowest worker.
+             */
+            staleness: number | null;
+        };
         /** SessionInfo */
         SessionInfo: {
             /**
@@ -1362,6 +1784,49 @@ export interface components {
             role: ("reader" | "worker" | "admin") | null;
             /** Version */
             version: string;
+        };
+        /** ShardMove */
+        ShardMove: {
+            /** At S */
+            at_s: number;
+            /** Generation */
+            generation: number;
+            /** Num Moved */
+            num_moved: number;
+            /** Num Workers */
+            num_workers: number;
+            /**
+             * Reason
+             * @description Why the generation began; empty if it is not recorded any more.
+             */
+            reason: string;
+        };
+        /** ShardOwner */
+        ShardOwner: {
+            /**
+             * Cells
+             * @description Finished shards of each cell, in the order of reading.
+             */
+            cells: number[];
+            /**
+             * Num Done
+             * @description Finished in this epoch.
+             */
+            num_done: number;
+            /**
+             * Num Gained
+             * @description Shards that the last move gave it; null without a recorded move.
+             */
+            num_gained: number | null;
+            /** Num Shards */
+            num_shards: number;
+            /** Rank */
+            rank: number | null;
+            /**
+             * Worker Id
+             * @description Null: these shards wait for a worker.
+             */
+            worker_id: string | null;
         };
         /** Status */
         Status: {
@@ -1518,6 +1983,40 @@ export interface components {
             /** Rank */
             rank: number;
         };
+        /**
+         * WorkerTime
+         * @description Shares of the time between two reports; those of a moment add up to 1. The lists have one entry per report.
+         */
+        WorkerTime: {
+            /**
+             * Blocked
+             * @description For other ranks: at barriers and in collectives, if these are measured.
+             */
+            blocked: number[];
+            /** Computing */
+            computing: number[];
+            /**
+             * Ended At S
+             * @description Seconds since 1970, oldest first.
+             */
+            ended_at_s: number[];
+            /** Incarnation */
+            incarnation: number;
+            /**
+             * Is Collective Known
+             * @description False: waits in collectives of torch are part of computing.
+             */
+            is_collective_known: boolean;
+            /** Rank */
+            rank: number;
+            /**
+             * Waiting
+             * @description For data, in saves, and loading a checkpoint.
+             */
+            waiting: number[];
+            /** Worker Id */
+            worker_id: string;
+        };
         /** WorkersChanged */
         WorkersChanged: {
             /** At S */
@@ -1653,6 +2152,89 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Page_Checkpoint_"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    data_api_data_get: {
+        parameters: {
+            query: {
+                /** @description The job. */
+                job: string;
+                /** @description The dataset; by default the first unfinished one. */
+                dataset?: string;
+                /** @description The maximum number of owners. */
+                limit?: number;
+                /** @description The number of owners to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobData"];
                 };
             };
             /** @description The token is missing or unknown. */
@@ -2091,6 +2673,87 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Page_Job_"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    lineage_api_lineage_get: {
+        parameters: {
+            query: {
+                /** @description The job. */
+                job: string;
+                /** @description The maximum number of checkpoints. */
+                limit?: number;
+                /** @description The number of checkpoints to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobLineage"];
                 };
             };
             /** @description The token is missing or unknown. */
@@ -2876,6 +3539,87 @@ export interface operations {
             };
         };
     };
+    servers_api_servers_get: {
+        parameters: {
+            query: {
+                /** @description The job. */
+                job: string;
+                /** @description The maximum number of servers. */
+                limit?: number;
+                /** @description The number of servers to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobServers"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     session_api_session_get: {
         parameters: {
             query?: never;
@@ -2921,6 +3665,87 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Status"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    time_api_time_get: {
+        parameters: {
+            query: {
+                /** @description The job. */
+                job: string;
+                /** @description The maximum number of workers. */
+                limit?: number;
+                /** @description The number of workers to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobTime"];
                 };
             };
             /** @description The token is missing or unknown. */

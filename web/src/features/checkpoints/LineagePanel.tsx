@@ -1,0 +1,72 @@
+import { getLineage } from "@/shared/api/getLineage";
+import type { StoredCheckpoint } from "@/shared/api/types";
+import { useApi } from "@/shared/api/useApi";
+import { bytes, count, DASH, duration, plural } from "@/shared/format/numbers";
+import { moment } from "@/shared/format/times";
+import { Failure } from "@/shared/ui/Notice";
+import { Panel } from "@/shared/ui/Panel";
+import { resumedBy, rows } from "./descent";
+
+const EVERY_S = 10;
+
+interface Props {
+  job: string;
+  /** The checkpoints whose manifests can be read. */
+  stored: readonly StoredCheckpoint[];
+}
+
+/** Which attempt made each checkpoint, from which it was computed, and who resumed from it. */
+export function LineagePanel({ job, stored }: Props) {
+  const { data, error, reload } = useApi(`lineage ${job}`, (signal) => getLineage(job, signal), { everyS: EVERY_S });
+  if (error !== undefined) return <Failure error={error} onRetry={reload} />;
+  if (data === undefined || data.checkpoints.total === 0) return null;
+  const { items, total } = data.checkpoints;
+  const shown = items.length < total ? `newest ${count(items.length)} of ${count(total)}` : plural(total, "commit");
+  return (
+    <Panel
+      title="Lineage"
+      detail={data.is_recorded ? shown : `${shown}; attempts are recorded by the page of a run only`}
+      flush
+    >
+      <div
+        className="table-scroll lineage"
+        role="group"
+        aria-label="Commits, newest first"
+        // A region that scrolls must be reachable from the keyboard.
+        // eslint-disable-next-line jsx-a11y/no-noninteractive-tabindex
+        tabIndex={0}
+      >
+        <table className="table">
+          <thead>
+            <tr>
+              <th scope="col" className="right">Step</th>
+              <th scope="col">Type</th>
+              <th scope="col" className="right">Size</th>
+              <th scope="col" className="right">Save took</th>
+              <th scope="col">Committed</th>
+              <th scope="col">Made by</th>
+              <th scope="col">Resumed by</th>
+              <th scope="col">Parent</th>
+              <th scope="col">Checkpoint</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows(items, stored).map(({ line, stored: manifest }) => (
+              <tr key={line.checkpoint_id}>
+                <td className="right num">{count(line.step)}</td>
+                <td>{line.type.toLowerCase().replace("_", " ")}</td>
+                <td className="right num">{bytes(line.size_bytes)}</td>
+                <td className="right num">{duration(manifest?.duration_s)}</td>
+                <td className="num">{moment(line.committed_at_s)}</td>
+                <td>{line.attempt === null ? DASH : `attempt ${count(line.attempt)}`}</td>
+                <td>{resumedBy(line) || DASH}</td>
+                <td className="mono">{manifest === undefined || manifest.parent === "" ? DASH : manifest.parent}</td>
+                <td className="mono">{line.checkpoint_id}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
+  );
+}
