@@ -68,7 +68,7 @@ def _wait(num_running: int, wait_s: float) -> str:
         return "running trials save first"
     return (
         f"waiting up to {wait_s:g} s for {counted(num_running, 'running trial')} to save at the next report "
-        f"({min(NOTHING_TO_SAVE_S, wait_s):g} s without strata.init()); a second request ends the study at once"
+        f"({min(NOTHING_TO_SAVE_S, wait_s):g} s without strata.init()); a second signal or --now ends the study at once"
     )
 
 
