@@ -45,6 +45,31 @@ def test_the_time_between_a_failure_and_the_next_first_step_is_recovering() -> N
     assert seconds(after) == {"computing": 16.0, "recovering": 4.0}
 
 
+def test_a_worker_that_was_restarted_alone_does_not_end_its_attempt() -> None:
+    lives = [
+        life(left=40.0, use=TimeUse(measured_s=40.0), use_at_s=40.0),
+        life(1, left=10.0, use=TimeUse(measured_s=10.0), use_at_s=10.0),
+        life(1, joined=10.0, left=40.0, incarnation=5, use=TimeUse(measured_s=28.0), use_at_s=40.0),
+        life(0, 1, joined=44.0, use=TimeUse(measured_s=5.0), use_at_s=50.0),
+        life(1, 1, joined=44.0, use=TimeUse(measured_s=5.0), use_at_s=50.0),
+    ]
+    before, after = ledger(lives, now_s=50.0)
+    assert seconds(before) == {"computing": 78.0, "recovering": 2.0}
+    assert seconds(after) == {"computing": 10.0, "recovering": 10.0}
+
+
+def test_a_rank_that_finished_early_does_not_end_an_attempt_whose_failure_is_known() -> None:
+    use = TimeUse(measured_s=10.0)
+    lives = [
+        life(left=10.0, use=use, use_at_s=10.0),
+        life(1, left=40.0, use=TimeUse(measured_s=40.0), use_at_s=40.0),
+        life(1, 1, joined=44.0, use=TimeUse(measured_s=5.0), use_at_s=50.0),
+    ]
+    before, after = ledger(lives, now_s=50.0, failed_at_s={0: 40.0})
+    assert seconds(before) == {"computing": 50.0, "barriers": 30.0}
+    assert seconds(after) == {"computing": 5.0, "recovering": 5.0}
+
+
 def test_a_worker_that_measures_nothing_is_unknown_once_it_makes_steps() -> None:
     (entry,) = ledger([life(step=5), life(1)], now_s=10.0)
     assert seconds(entry) == {"unknown": 10.0, "starting": 10.0}

@@ -4,7 +4,7 @@ The dashboard keeps one `Life` per worker process: when it joined and left, by t
 newest `TimeUse` that it sent. `ledger` divides the time of each rank in each attempt among the categories. What is not
 known is `unknown`, so the parts always add up to the whole: a worker that was killed takes its last second with it.
 
-An attempt begins when the previous one lost its first worker. The time until the first step of a rank is `starting` in
+An attempt begins when the previous one failed: if that is not known, when the first rank was gone for good. The time until the first step of a rank is `starting` in
 the first attempt and `recovering` in all others. Steps are computed twice if an earlier process of the job had already
 made them; their computing time is counted where they are repeated.
 """
@@ -179,10 +179,9 @@ def ledger(
         return []
     bounds = [_us(_beginning(attempts[numbers[0]], began_at_s))]
     for before, number in pairwise(numbers):
-        left = [life.left_at_s for life in attempts[before] if life.left_at_s is not None]
         joined = min(life.joined_at_s for life in attempts[number])
-        failed = [failed_at_s[before]] if before in failed_at_s else []
-        bounds.append(max(_us(min([*left, *failed, joined])), bounds[-1]))
+        ended = failed_at_s.get(before, _first_loss(attempts[before]))
+        bounds.append(max(_us(joined if ended is None else min(ended, joined)), bounds[-1]))
     last = attempts[numbers[-1]]
     left = [life.left_at_s for life in last if life.left_at_s is not None]
     bounds.append(max(_us(max(left) if len(left) == len(last) else now_s), bounds[-1]))
@@ -208,6 +207,14 @@ def total(entries: Sequence[LedgerEntry]) -> LedgerEntry | None:
 def _beginning(lives: Sequence[Life], began_at_s: float | None) -> float:
     joined_s = min(life.joined_at_s for life in lives)
     return joined_s if began_at_s is None else min(began_at_s, joined_s)
+
+
+def _first_loss(lives: Sequence[Life]) -> float | None:
+    """Return when the first rank left for good; None if all are there. A worker may be restarted alone meanwhile."""
+    last: dict[int, Life] = {}
+    for life in sorted(lives, key=lambda each: each.joined_at_s):
+        last[life.rank] = life
+    return min((life.left_at_s for life in last.values() if life.left_at_s is not None), default=None)
 
 
 def _us(seconds: float) -> int:
