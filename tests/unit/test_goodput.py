@@ -127,6 +127,13 @@ def test_a_new_process_knows_the_last_step_of_the_ones_before() -> None:
     assert lives.of_job("j")[1].known_step == 7
 
 
+def test_a_process_that_replaces_another_between_two_samples_knows_its_last_step() -> None:
+    lives = Lives()
+    lives.update(sample(1.0, worker(7, None)))
+    lives.update(sample(2.0, worker(4, None, incarnation=2, attempt=1)))
+    assert lives.of_job("j")[1].known_step == 7
+
+
 times = st.floats(0, 1e6)
 uses = st.builds(
     TimeUse, measured_s=times, data_s=times, checkpoint_s=times, barrier_s=times, restore_s=times,

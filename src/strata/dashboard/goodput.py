@@ -4,9 +4,9 @@ The dashboard keeps one `Life` per worker process: when it joined and left, by t
 newest `TimeUse` that it sent. `ledger` divides the time of each rank in each attempt among the categories. What is not
 known is `unknown`, so the parts always add up to the whole: a worker that was killed takes its last second with it.
 
-An attempt begins when the previous one failed: if that is not known, when the first rank was gone for good. The time until the first step of a rank is `starting` in
-the first attempt and `recovering` in all others. Steps are computed twice if an earlier process of the job had already
-made them; their computing time is counted where they are repeated.
+An attempt begins when the previous one failed or, if that is not known, when its first rank left for good. The time
+until the first step of a rank is `starting` in the first attempt and `recovering` in all others. Steps are computed
+twice if an earlier process of the job had already made them; their computing time is counted where they are repeated.
 """
 
 from __future__ import annotations
@@ -77,12 +77,22 @@ class Lives:
         return [self._lives[key] for key in changed if key in self._lives]
 
     def update(self, sample: Sample) -> None:
-        present: set[str] = set()
+        present = {
+            f"{job.job_id}/{worker.worker_id}/{worker.incarnation}"
+            for job in sample.jobs.values()
+            for worker in job.ranks
+        }
+        for key, life in list(self._lives.items()):
+            if life.left_at_s is None and key not in present:
+                found = sample.jobs.get(life.job_id)
+                left_s = sample.monotonic_s if found is None else found.left_s.get(life.worker_id, sample.monotonic_s)
+                left_at_s = sample.at_s - max(sample.monotonic_s - left_s, 0.0)
+                self._put(msgspec.structs.replace(life, left_at_s=max(left_at_s, life.joined_at_s, life.use_at_s)))
+        # New processes come last: they know the steps of those that have left in the same sample.
         for job in sample.jobs.values():
             for worker in job.ranks:
                 age_s = max(sample.monotonic_s - worker.time_use_at_s, 0.0)
                 key = f"{job.job_id}/{worker.worker_id}/{worker.incarnation}"
-                present.add(key)
                 life = self._lives.get(key)
                 if life is None:
                     life = Life(
@@ -103,12 +113,6 @@ class Lives:
                         first_step=worker.first_step,
                     )
                 )
-        for key, life in list(self._lives.items()):
-            if life.left_at_s is None and key not in present:
-                found = sample.jobs.get(life.job_id)
-                left_s = sample.monotonic_s if found is None else found.left_s.get(life.worker_id, sample.monotonic_s)
-                left_at_s = sample.at_s - max(sample.monotonic_s - left_s, 0.0)
-                self._put(msgspec.structs.replace(life, left_at_s=max(left_at_s, life.joined_at_s, life.use_at_s)))
         while len(self._lives) > MAX_LIVES:
             del self._lives[next(iter(self._lives))]
 
