@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.coordinator.state.time_use import TimeUse
+from strata.dashboard import goodput
 from strata.dashboard.goodput import CATEGORIES, Life, Lives, grown, ledger, total
+from strata.dashboard.history.file import HistoryFile
+from strata.dashboard.history.store import Changes
 from strata.dashboard.sample import JobSample, Sample, WorkerSample
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def life(rank: int = 0, attempt: int = 0, joined: float = 0.0, left: float | None = None, **more: object) -> Life:
@@ -98,9 +105,9 @@ def sample(at_s: float, *workers: WorkerSample) -> Sample:
     return Sample(at_s=1_000.0 + at_s, monotonic_s=at_s, jobs={"j": JobSample("j", 1, "", workers)})
 
 
-def worker(step: int, use: TimeUse | None, *, incarnation: int = 1, attempt: int = 0) -> WorkerSample:
+def worker(step: int, use: TimeUse | None, *, incarnation: int = 1, attempt: int = 0, name: str = "w") -> WorkerSample:
     return WorkerSample(
-        worker_id="w", rank=0, state="TRAINING", step=step, epoch=0, incarnation=incarnation, attempt=attempt,
+        worker_id=name, rank=0, state="TRAINING", step=step, epoch=0, incarnation=incarnation, attempt=attempt,
         silent_s=0.0, is_suspect=False, is_server=False, progress_s=0.0, launch_rank=0, time_use=use,
         time_use_at_s=use.measured_s + 1 if use else 0.0,
     )  # fmt: skip
@@ -111,7 +118,7 @@ def test_a_restarted_coordinator_continues_the_life_of_a_process() -> None:
     lives.update(sample(0.0, worker(0, None)))
     lives.update(sample(3.0, worker(5, TimeUse(measured_s=2.0))))
     again = Lives()
-    again.restore(lives.take_changes())
+    again.restore(lives.take_changes().changed)
     again.update(sample(4.0, worker(0, None)))  # members are known, their heartbeats are not yet
     (kept,) = again.of_job("j")
     assert (kept.joined_at_s, kept.step, kept.use) == (1_000.0, 5, TimeUse(measured_s=2.0))
@@ -132,6 +139,39 @@ def test_a_process_that_replaces_another_between_two_samples_knows_its_last_step
     lives.update(sample(1.0, worker(7, None)))
     lives.update(sample(2.0, worker(4, None, incarnation=2, attempt=1)))
     assert lives.of_job("j")[1].known_step == 7
+
+
+def test_of_too_many_processes_those_that_left_first_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput, "MAX_LIVES", 2)
+    lives = Lives()
+    lives.update(sample(1.0, worker(7, None, name="stays")))
+    for number in range(2, 5):
+        lives.update(sample(float(number), worker(7, None, name="stays"), worker(0, None, incarnation=number)))
+    kept = lives.of_job("j")
+    assert [(each.worker_id, each.incarnation, each.left_at_s) for each in kept] == [
+        ("stays", 1, None),
+        ("w", 4, None),
+    ]
+    changes = lives.take_changes()
+    assert (changes.forgotten, sorted(each.key for each in changes.changed)) == (
+        ["j/w/2", "j/w/3"],
+        ["j/stays/1", "j/w/4"],
+    )
+
+
+def test_the_history_keeps_a_process_that_joined_before_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(goodput, "MAX_LIVES", 2)
+    lives, file = Lives(), HistoryFile(tmp_path / "x.history.db")
+    lives.restore([life(joined=1.0), *(life(joined=5.0 + n, left=6.0 + n, incarnation=10 + n) for n in range(4))])
+    lives.update(sample(20.0, worker(3, None, name="w0", incarnation=0)))
+    changes = lives.take_changes()
+    file.write(Changes([], []), changes.changed, changes.forgotten)
+    again = Lives()
+    again.restore(file.load_lives())
+    file.close()
+    assert [each.incarnation for each in again.of_job("j") if each.left_at_s is None] == [0]
 
 
 times = st.floats(0, 1e6)

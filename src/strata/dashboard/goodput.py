@@ -11,10 +11,11 @@ twice if an earlier process of the job had already made them; their computing ti
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -23,7 +24,7 @@ from strata.coordinator.state.time_use import TimeUse  # noqa: TC001 - decoded a
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from strata.dashboard.sample import Sample
+    from strata.dashboard.sample import Sample, WorkerSample
 
 Category = Literal["computing", "data", "checkpoint", "barriers", "starting", "recovering", "repeated", "unknown"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -56,70 +57,122 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.job_id}/{self.worker_id}/{self.incarnation}"
 
 
+class LifeChanges(NamedTuple):
+    changed: list[Life]
+    forgotten: list[str]
+    """Keys of processes that are no longer remembered."""
+
+
 class Lives:
     """The processes of all jobs, from samples."""
 
     def __init__(self) -> None:
-        self._lives: dict[str, Life] = {}
-        self._changed: set[str] = set()
+        self._jobs: dict[str, _Processes] = defaultdict(_Processes)
+        self._changed: set[tuple[str, str]] = set()
+        """Job and key."""
+        self._left: list[tuple[float, str, str]] = []
+        """A heap of those that have left: when, job and key. One that returned is still in it."""
+        self._forgotten: set[str] = set()
+        self._num = 0
 
     def of_job(self, job_id: str) -> list[Life]:
-        return [life for life in self._lives.values() if life.job_id == job_id]
+        return list(self._jobs[job_id].lives.values()) if job_id in self._jobs else []
 
     def restore(self, lives: Iterable[Life]) -> None:
         """Add what an earlier coordinator has stored. A process that is still a member goes on."""
         for life in lives:
-            self._lives.setdefault(life.key, life)
+            if life.key not in self._jobs[life.job_id].lives:
+                self._keep(life)
+        self._forget()
 
-    def take_changes(self) -> list[Life]:
+    def take_changes(self) -> LifeChanges:
         """Return what has changed since the last call."""
         changed, self._changed = self._changed, set()
-        return [self._lives[key] for key in changed if key in self._lives]
+        forgotten, self._forgotten = self._forgotten, set()
+        return LifeChanges([self._jobs[job_id].lives[key] for job_id, key in changed], sorted(forgotten))
 
     def update(self, sample: Sample) -> None:
-        present = {
-            f"{job.job_id}/{worker.worker_id}/{worker.incarnation}"
-            for job in sample.jobs.values()
-            for worker in job.ranks
-        }
-        for key, life in list(self._lives.items()):
-            if life.left_at_s is None and key not in present:
-                found = sample.jobs.get(life.job_id)
+        for job_id, processes in self._jobs.items():
+            found = sample.jobs.get(job_id)
+            present = {_key(job_id, worker) for worker in found.ranks} if found is not None else set()
+            for life in [processes.lives[key] for key in processes.open - present]:
                 left_s = sample.monotonic_s if found is None else found.left_s.get(life.worker_id, sample.monotonic_s)
                 left_at_s = sample.at_s - max(sample.monotonic_s - left_s, 0.0)
                 self._put(msgspec.structs.replace(life, left_at_s=max(left_at_s, life.joined_at_s, life.use_at_s)))
         # New processes come last: they know the steps of those that have left in the same sample.
         for job in sample.jobs.values():
             for worker in job.ranks:
-                age_s = max(sample.monotonic_s - worker.time_use_at_s, 0.0)
-                key = f"{job.job_id}/{worker.worker_id}/{worker.incarnation}"
-                life = self._lives.get(key)
-                if life is None:
-                    life = Life(
-                        job_id=job.job_id,
-                        worker_id=worker.worker_id,
-                        incarnation=worker.incarnation,
-                        rank=worker.rank if worker.launch_rank is None else worker.launch_rank,
-                        attempt=worker.attempt or 0,
-                        joined_at_s=sample.at_s - max(sample.monotonic_s - worker.joined_s, 0.0),
-                        known_step=max((each.step for each in self.of_job(job.job_id) if each.left_at_s), default=0),
-                    )
-                self._put(
-                    grown(
-                        life,
-                        step=worker.step,
-                        use=worker.time_use,
-                        use_at_s=sample.at_s - age_s,
-                        first_step=worker.first_step,
-                    )
-                )
-        while len(self._lives) > MAX_LIVES:
-            del self._lives[next(iter(self._lives))]
+                self._report(job.job_id, worker, sample)
+        self._forget()
+
+    def _report(self, job_id: str, worker: WorkerSample, sample: Sample) -> None:
+        processes = self._jobs[job_id]
+        life = processes.lives.get(_key(job_id, worker))
+        if life is None:
+            life = Life(
+                job_id=job_id,
+                worker_id=worker.worker_id,
+                incarnation=worker.incarnation,
+                rank=worker.rank if worker.launch_rank is None else worker.launch_rank,
+                attempt=worker.attempt or 0,
+                joined_at_s=sample.at_s - max(sample.monotonic_s - worker.joined_s, 0.0),
+                known_step=processes.last_step,
+            )
+        age_s = max(sample.monotonic_s - worker.time_use_at_s, 0.0)
+        self._put(
+            grown(
+                life, step=worker.step, use=worker.time_use, use_at_s=sample.at_s - age_s, first_step=worker.first_step
+            )
+        )
 
     def _put(self, life: Life) -> None:
-        if self._lives.get(life.key) != life:
-            self._lives[life.key] = life
-            self._changed.add(life.key)
+        if self._jobs[life.job_id].lives.get(life.key) != life:
+            self._keep(life)
+            self._changed.add((life.job_id, life.key))
+
+    def _keep(self, life: Life) -> None:
+        processes = self._jobs[life.job_id]
+        self._num += life.key not in processes.lives
+        processes.put(life)
+        self._forgotten.discard(life.key)
+        if life.left_at_s is not None:
+            heapq.heappush(self._left, (life.left_at_s, life.job_id, life.key))
+
+    def _forget(self) -> None:
+        """Drop those that left first. Members stay: the coordinator bounds their number."""
+        while self._num > MAX_LIVES and self._left:
+            left_at_s, job_id, key = heapq.heappop(self._left)
+            lives = self._jobs[job_id].lives if job_id in self._jobs else {}
+            if key in lives and lives[key].left_at_s == left_at_s:
+                del lives[key]
+                self._num -= 1
+                self._changed.discard((job_id, key))
+                self._forgotten.add(key)
+                if not lives:
+                    del self._jobs[job_id]
+
+
+class _Processes:
+    """The processes of one job."""
+
+    def __init__(self) -> None:
+        self.lives: dict[str, Life] = {}
+        self.open: set[str] = set()
+        """Keys of those that have not left."""
+        self.last_step = 0
+        """The last step that a process which has left had made."""
+
+    def put(self, life: Life) -> None:
+        self.lives[life.key] = life
+        if life.left_at_s is None:
+            self.open.add(life.key)
+        else:
+            self.open.discard(life.key)
+            self.last_step = max(self.last_step, life.step)
+
+
+def _key(job_id: str, worker: WorkerSample) -> str:
+    return f"{job_id}/{worker.worker_id}/{worker.incarnation}"
 
 
 def grown(life: Life, *, step: int, use: TimeUse | None, use_at_s: float, first_step: int | None = None) -> Life:

@@ -223,7 +223,7 @@ class Sampler:
             return
         changes, lives = self.store.take_changes(), self.lives.take_changes()
         try:
-            await self._in_thread(lambda: file.write(changes, lives))
+            await self._in_thread(lambda: file.write(changes, lives.changed, lives.forgotten))
         except sqlite3.Error as error:
             if not self._is_file_broken:
                 log.warning("the history of the dashboard cannot be written to %s: %s", self._path, error)
