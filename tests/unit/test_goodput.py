@@ -105,10 +105,18 @@ def sample(at_s: float, *workers: WorkerSample) -> Sample:
     return Sample(at_s=1_000.0 + at_s, monotonic_s=at_s, jobs={"j": JobSample("j", 1, "", workers)})
 
 
-def worker(step: int, use: TimeUse | None, *, incarnation: int = 1, attempt: int = 0, name: str = "w") -> WorkerSample:
+def worker(
+    step: int,
+    use: TimeUse | None,
+    *,
+    incarnation: int = 1,
+    attempt: int = 0,
+    name: str = "w",
+    is_server: bool = False,
+) -> WorkerSample:
     return WorkerSample(
         worker_id=name, rank=0, state="TRAINING", step=step, epoch=0, incarnation=incarnation, attempt=attempt,
-        silent_s=0.0, is_suspect=False, is_server=False, progress_s=0.0, launch_rank=0, time_use=use,
+        silent_s=0.0, is_suspect=False, is_server=is_server, progress_s=0.0, launch_rank=0, time_use=use,
         time_use_at_s=use.measured_s + 1 if use else 0.0,
     )  # fmt: skip
 
@@ -141,12 +149,27 @@ def test_a_process_that_replaces_another_between_two_samples_knows_its_last_step
     assert lives.of_job("j")[1].known_step == 7
 
 
+def test_a_worker_that_turns_out_to_be_a_server_is_not_a_rank() -> None:
+    lives = Lives()
+    lives.update(sample(1.0, worker(0, None), worker(0, None, name="s")))
+    lives.update(sample(2.0, worker(0, None), worker(900, None, name="s", is_server=True)))
+    assert [each.worker_id for each in lives.of_job("j")] == ["w"]
+    again = Lives()
+    again.restore(lives.take_changes().changed)
+    again.update(sample(3.0, worker(0, None), worker(900, None, name="s")))  # its metrics are not known yet
+    assert [each.worker_id for each in again.of_job("j")] == ["w"]
+    again.update(sample(4.0))
+    again.update(sample(5.0, worker(0, None, incarnation=2)))
+    assert again.of_job("j")[-1].known_step == 0
+
+
 def test_of_too_many_processes_those_that_left_first_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goodput, "MAX_LIVES", 2)
     lives = Lives()
     lives.update(sample(1.0, worker(7, None, name="stays")))
     for number in range(2, 5):
         lives.update(sample(float(number), worker(7, None, name="stays"), worker(0, None, incarnation=number)))
+        assert "stays" in {each.worker_id for each in lives.of_job("j")}
     kept = lives.of_job("j")
     assert [(each.worker_id, each.incarnation, each.left_at_s) for each in kept] == [
         ("stays", 1, None),

@@ -51,6 +51,8 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     """Last step that processes before this one had made."""
     repeated_s: float = 0.0
     """Computing time up to that step."""
+    is_server: bool = False
+    """It turned out to be a parameter server, which is not a rank: a script may divide roles at any time."""
 
     @property
     def key(self) -> str:
@@ -76,7 +78,9 @@ class Lives:
         self._num = 0
 
     def of_job(self, job_id: str) -> list[Life]:
-        return list(self._jobs[job_id].lives.values()) if job_id in self._jobs else []
+        """Return the processes of ranks."""
+        lives = self._jobs[job_id].lives.values() if job_id in self._jobs else ()
+        return [life for life in lives if not life.is_server]
 
     def restore(self, lives: Iterable[Life]) -> None:
         """Add what an earlier coordinator has stored. A process that is still a member goes on."""
@@ -94,15 +98,18 @@ class Lives:
     def update(self, sample: Sample) -> None:
         for job_id, processes in self._jobs.items():
             found = sample.jobs.get(job_id)
-            present = {_key(job_id, worker) for worker in found.ranks} if found is not None else set()
+            present = {_key(job_id, worker) for worker in found.workers} if found is not None else set()
             for life in [processes.lives[key] for key in processes.open - present]:
                 left_s = sample.monotonic_s if found is None else found.left_s.get(life.worker_id, sample.monotonic_s)
                 left_at_s = sample.at_s - max(sample.monotonic_s - left_s, 0.0)
                 self._put(msgspec.structs.replace(life, left_at_s=max(left_at_s, life.joined_at_s, life.use_at_s)))
         # New processes come last: they know the steps of those that have left in the same sample.
         for job in sample.jobs.values():
-            for worker in job.ranks:
-                self._report(job.job_id, worker, sample)
+            for worker in job.workers:
+                if not worker.is_server:
+                    self._report(job.job_id, worker, sample)
+                elif job.job_id in self._jobs and (life := self._jobs[job.job_id].lives.get(_key(job.job_id, worker))):
+                    self._put(msgspec.structs.replace(life, is_server=True))
         self._forget()
 
     def _report(self, job_id: str, worker: WorkerSample, sample: Sample) -> None:
@@ -168,7 +175,7 @@ class _Processes:
             self.open.add(life.key)
         else:
             self.open.discard(life.key)
-            self.last_step = max(self.last_step, life.step)
+            self.last_step = max(self.last_step, 0 if life.is_server else life.step)
 
 
 def _key(job_id: str, worker: WorkerSample) -> str:
