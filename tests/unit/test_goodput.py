@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
@@ -147,6 +148,18 @@ def test_a_process_that_replaces_another_between_two_samples_knows_its_last_step
     lives.update(sample(1.0, worker(7, None)))
     lives.update(sample(2.0, worker(4, None, incarnation=2, attempt=1)))
     assert lives.of_job("j")[1].known_step == 7
+
+
+def test_a_restarted_coordinator_without_a_history_counts_what_a_process_has_measured() -> None:
+    lives = Lives()
+    lives.update(sample(500_000.0, worker(50, None)))
+    assert lives.of_job("j")[0].joined_at_s == 501_000.0
+    use = TimeUse(measured_s=60.0, data_s=20.0)
+    for at_s in (500_001.0, 500_002.0):
+        seen = worker(51, use)
+        lives.update(sample(at_s, dataclasses.replace(seen, time_use_at_s=500_000.5)))
+    (entry,) = ledger(lives.of_job("j"), now_s=501_000.5)
+    assert seconds(entry) == {"computing": 40.0, "data": 20.0}
 
 
 def test_a_worker_that_turns_out_to_be_a_server_is_not_a_rank() -> None:

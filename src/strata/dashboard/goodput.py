@@ -42,6 +42,8 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     attempt: int
     joined_at_s: float
+    is_join_known: bool = True
+    """False if the coordinator was restarted since, without a history: then `joined_at_s` is when it was first seen."""
     left_at_s: float | None = None
     step: int = 0
     use: TimeUse | None = None
@@ -116,13 +118,15 @@ class Lives:
         processes = self._jobs[job_id]
         life = processes.lives.get(_key(job_id, worker))
         if life is None:
+            joined_s = sample.monotonic_s if worker.joined_s is None else worker.joined_s
             life = Life(
                 job_id=job_id,
                 worker_id=worker.worker_id,
                 incarnation=worker.incarnation,
                 rank=worker.rank if worker.launch_rank is None else worker.launch_rank,
                 attempt=worker.attempt or 0,
-                joined_at_s=sample.at_s - max(sample.monotonic_s - worker.joined_s, 0.0),
+                joined_at_s=sample.at_s - max(sample.monotonic_s - joined_s, 0.0),
+                is_join_known=worker.joined_s is not None,
                 known_step=processes.last_step,
             )
         age_s = max(sample.monotonic_s - worker.time_use_at_s, 0.0)
@@ -192,8 +196,13 @@ def grown(life: Life, *, step: int, use: TimeUse | None, use_at_s: float, first_
         before_s = 0.0 if life.use is None else life.use.computing_s
         share = (min(step, life.known_step) - before) / (step - before)
         repeated_s += max(use.computing_s - before_s, 0.0) * share
+    joined_at_s = life.joined_at_s
+    if use is not None and not life.is_join_known:  # it has measured since before it was first seen
+        joined_at_s = min(joined_at_s, use_at_s - use.measured_s)
     return msgspec.structs.replace(
         life,
+        joined_at_s=joined_at_s,
+        is_join_known=life.is_join_known or use is not None,
         step=max(step, life.step),
         use=use or life.use,
         use_at_s=use_at_s if use is not None else life.use_at_s,
