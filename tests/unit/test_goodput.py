@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from strata.coordinator.state.time_use import TimeUse
 from strata.dashboard import goodput
-from strata.dashboard.goodput import CATEGORIES, Life, Lives, grown, ledger, total
+from strata.dashboard.goodput import CATEGORIES, Life, Lives, RunTimes, grown, ledger, total
 from strata.dashboard.history.file import HistoryFile
 from strata.dashboard.history.store import Changes
 from strata.dashboard.sample import JobSample, Sample, WorkerSample
@@ -32,7 +32,7 @@ def seconds(entry: object) -> dict[str, float]:
 
 def test_a_measured_process_is_divided_into_its_waits_and_computing() -> None:
     use = TimeUse(measured_s=80.0, data_s=10.0, checkpoint_s=5.0, barrier_s=1.0, collective_s=4.0)
-    (entry,) = ledger([life(joined=2.0, use=use, use_at_s=99.0)], now_s=100.0, began_at_s=0.0)
+    (entry,) = ledger([life(joined=2.0, use=use, use_at_s=99.0)], now_s=100.0, times=RunTimes(started_at_s={0: 0.0}))
     assert seconds(entry) == {
         "computing": 60.0,
         "data": 10.0,
@@ -73,9 +73,34 @@ def test_a_rank_that_finished_early_does_not_end_an_attempt_whose_failure_is_kno
         life(1, left=40.0, use=TimeUse(measured_s=40.0), use_at_s=40.0),
         life(1, 1, joined=44.0, use=TimeUse(measured_s=5.0), use_at_s=50.0),
     ]
-    before, after = ledger(lives, now_s=50.0, failed_at_s={0: 40.0})
+    before, after = ledger(lives, now_s=50.0, times=RunTimes(failed_at_s={0: 40.0}))
     assert seconds(before) == {"computing": 50.0, "barriers": 30.0}
     assert seconds(after) == {"computing": 5.0, "recovering": 5.0}
+
+
+def test_the_time_between_a_stop_and_a_resume_does_not_count() -> None:
+    use = TimeUse(measured_s=10.0)
+    lives = [
+        life(left=10.0, use=use, use_at_s=10.0),
+        life(1, use=use, use_at_s=10.0),  # its end was not seen before the coordinator ended
+        life(0, 1, joined=504.0, use=TimeUse(measured_s=5.0), use_at_s=510.0),
+        life(1, 1, joined=504.0, use=TimeUse(measured_s=5.0), use_at_s=510.0),
+    ]
+    times = RunTimes(started_at_s={0: 0.0, 1: 500.0}, finished_at_s={0: 11.0})
+    before, after = ledger(lives, now_s=510.0, times=times)
+    assert seconds(before) == {"computing": 20.0, "barriers": 1.0, "unknown": 1.0}
+    assert seconds(after) == {"computing": 10.0, "starting": 10.0}
+
+
+def test_the_time_between_a_final_failure_and_a_resume_does_not_count() -> None:
+    use = TimeUse(measured_s=10.0)
+    lives = [life(left=10.0, use=use, use_at_s=10.0), life(0, 2, joined=504.0, use=use, use_at_s=514.0)]
+    times = RunTimes(
+        started_at_s={0: 0.0, 1: 10.5, 2: 500.0}, failed_at_s={0: 10.0, 1: 12.0}, finished_at_s={1: 12.0, 2: 514.0}
+    )
+    before, after = ledger(lives, now_s=900.0, times=times)
+    assert seconds(before) == {"computing": 10.0}
+    assert seconds(after) == {"computing": 10.0, "starting": 4.0}
 
 
 def test_a_worker_that_measures_nothing_is_unknown_once_it_makes_steps() -> None:
@@ -225,16 +250,94 @@ lives_of_a_job = st.lists(
 )  # fmt: skip
 
 
-@given(lives_of_a_job, times, st.none() | times)
-def test_the_parts_add_up_to_the_time_of_all_ranks(lives: list[Life], now_s: float, began_s: float | None) -> None:
-    entries = ledger(lives, now_s=now_s, began_at_s=began_s)
+of_attempts = st.dictionaries(st.integers(-1, 4), times, max_size=4)
+timelines = st.builds(RunTimes, started_at_s=of_attempts, failed_at_s=of_attempts, finished_at_s=of_attempts)
+
+
+@given(lives_of_a_job, times, timelines)
+def test_the_parts_add_up_to_the_time_of_all_ranks(lives: list[Life], now_s: float, timeline: RunTimes) -> None:
+    entries = ledger(lives, now_s=now_s, times=timeline)
     for entry in entries:
         whole = (round(entry.ended_at_s * 1e6) - round(entry.began_at_s * 1e6)) * entry.num_ranks
         assert entry.total_us == whole
         assert min(entry.parts_us.values()) >= 0
         assert tuple(entry.parts_us) == CATEGORIES
     for before, after in itertools.pairwise(entries):
-        assert before.ended_at_s == after.began_at_s
+        is_resume = any(before.attempt <= at < after.attempt for at in timeline.finished_at_s)  # type: ignore[operator]
+        assert before.ended_at_s <= after.began_at_s if is_resume else before.ended_at_s == after.began_at_s
     whole_run = total(entries)
     assert (whole_run is None) == (not lives)
     assert whole_run is None or whole_run.total_us == sum(entry.total_us for entry in entries)
+
+
+class Recorded(NamedTuple):
+    """A run as it may happen, in whole seconds, with what a perfect ledger contains."""
+
+    lives: list[Life]
+    times: RunTimes
+    now_s: float
+    computing_s: int
+    starting_s: int
+    recovering_s: int
+    barriers_s: int
+
+
+@st.composite
+def recorded(draw: st.DrawFn) -> Recorded:
+    """Attempts that fail or are stopped; ranks that are restarted alone or finish early in them."""
+    num_ranks = draw(st.integers(1, 3))
+    lives: list[Life] = []
+    started: dict[int, float] = {}
+    failed: dict[int, float] = {}
+    finished: dict[int, float] = {}
+    sums = dict.fromkeys(("computing", "starting", "recovering", "barriers"), 0)
+    at_s, is_start = 0, True
+    for attempt in range(draw(st.integers(1, 4))):
+        began_s = at_s
+        joined_s = began_s + draw(st.integers(1, 5))
+        started[attempt] = float(began_s)
+        end_s = joined_s + draw(st.integers(20, 40))
+        early = draw(st.none() | st.integers(1, num_ranks - 1)) if num_ranks > 1 else None
+        for rank in range(num_ranks):
+            stop_s = end_s - draw(st.integers(1, 5)) if rank == early else end_s
+            sums["barriers"] += end_s - stop_s
+            place_s, begin_s = joined_s, began_s
+            breaks = draw(st.lists(st.integers(joined_s + 3, end_s - 8), max_size=2, unique=True).map(sorted))
+            ends = [*breaks, stop_s]
+            for number, (left_s, next_s) in enumerate(zip(ends, [*ends[1:], stop_s], strict=True)):
+                first_s = min(place_s + draw(st.integers(0, 2)), left_s)
+                sums["starting" if is_start and not number else "recovering"] += first_s - begin_s
+                sums["computing"] += left_s - first_s
+                lives.append(
+                    life(
+                        rank,
+                        attempt,
+                        joined=place_s,
+                        left=left_s,
+                        incarnation=len(lives),
+                        use=TimeUse(measured_s=float(left_s - first_s)),
+                        use_at_s=float(left_s),
+                    )
+                )
+                begin_s, place_s = left_s, min(left_s + draw(st.integers(0, 2)), next_s)
+        is_start = draw(st.booleans())
+        if is_start:
+            finished[attempt] = float(end_s)
+        elif early is not None or draw(st.booleans()):  # else it follows from the lives
+            failed[attempt] = float(end_s)
+        at_s = end_s + (draw(st.integers(0, 1_000)) if is_start else 0)
+    known = RunTimes(started_at_s=started, failed_at_s=failed, finished_at_s=finished)
+    return Recorded(lives, known, float(end_s), *sums.values())
+
+
+@given(recorded())
+def test_restarts_and_resumes_take_nothing_from_computing(run: Recorded) -> None:
+    whole = total(ledger(run.lives, now_s=run.now_s, times=run.times))
+    assert whole is not None
+    expected = {
+        "computing": run.computing_s,
+        "starting": run.starting_s,
+        "recovering": run.recovering_s,
+        "barriers": run.barriers_s,
+    }
+    assert seconds(whole) == {name: part for name, part in expected.items() if part}

@@ -5,16 +5,16 @@ newest `TimeUse` that it sent. `ledger` divides the time of each rank in each at
 known is `unknown`, so the parts always add up to the whole: a worker that was killed takes its last second with it.
 
 An attempt begins when the previous one failed or, if that is not known, when its first rank left for good. The time
-until the first step of a rank is `starting` in the first attempt and `recovering` in all others. Steps are computed
-twice if an earlier process of the job had already made them; their computing time is counted where they are repeated.
+until the first step of a rank is `starting` in the first attempt and after a resume, and `recovering` in all others.
+The time between the end of a run and its resume does not count. Steps are computed twice if an earlier process of the
+job had already made them; their computing time is counted where they are repeated.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from itertools import pairwise
-from types import MappingProxyType
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import msgspec
@@ -22,7 +22,7 @@ import msgspec
 from strata.coordinator.state.time_use import TimeUse  # noqa: TC001 - decoded at run time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from strata.dashboard.sample import Sample, WorkerSample
 
@@ -231,37 +231,43 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts_us["computing"] / self.total_us if self.total_us else None
 
 
-def ledger(
-    lives: Sequence[Life],
-    *,
-    now_s: float,
-    began_at_s: float | None = None,
-    failed_at_s: Mapping[int, float] = MappingProxyType({}),
-) -> list[LedgerEntry]:
-    """Return one entry per attempt, in order; nothing without any process.
+class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the timeline of a run has: wall times by attempt. All may be empty."""
 
-    Args:
-        began_at_s: When the run was started, if known: before its first worker joined.
-        failed_at_s: When attempts failed, if known: before the coordinator removed their workers.
+    started_at_s: dict[int, float] = {}
+    """When the workers of attempts were started: before they joined."""
+    failed_at_s: dict[int, float] = {}
+    """When attempts failed: before the coordinator removed their workers."""
+    finished_at_s: dict[int, float] = {}
+    """When the run ended during an attempt. The attempt after that is a resume."""
+
+
+def ledger(lives: Sequence[Life], *, now_s: float, times: RunTimes | None = None) -> list[LedgerEntry]:
+    """Return one entry per attempt, in order; nothing without any process. The time between the end of a run and its
+    resume belongs to none.
     """
+    times = times or RunTimes()
     attempts: dict[int, list[Life]] = defaultdict(list)
     for life in lives:
         attempts[life.attempt].append(life)
     numbers = sorted(attempts)
-    if not numbers:
-        return []
-    bounds = [_us(_beginning(attempts[numbers[0]], began_at_s))]
-    for before, number in pairwise(numbers):
-        joined = min(life.joined_at_s for life in attempts[number])
-        ended = failed_at_s.get(before, _first_loss(attempts[before]))
-        bounds.append(max(_us(joined if ended is None else min(ended, joined)), bounds[-1]))
-    last = attempts[numbers[-1]]
-    left = [life.left_at_s for life in last if life.left_at_s is not None]
-    bounds.append(max(_us(max(left) if len(left) == len(last) else now_s), bounds[-1]))
-    return [
-        _entry(number, attempts[number], begin, end, is_first=number == numbers[0])
-        for number, (begin, end) in zip(numbers, pairwise(bounds), strict=True)
-    ]
+    entries: list[LedgerEntry] = []
+    began_s, is_start = min(times.started_at_s.values(), default=None), True
+    for number, following in zip_longest(numbers, numbers[1:]):
+        of_attempt = attempts[number]
+        begin = _us(_beginning(of_attempt, began_s))
+        if entries:
+            earliest = _us(entries[-1].ended_at_s)
+            begin = max(begin, earliest) if is_start else earliest
+        finished_s = _finished(times, number, following)
+        if following is None or finished_s is not None:
+            end_s = _last_exit(of_attempt, now_s, finished_s)
+        else:
+            joined_s = min(life.joined_at_s for life in attempts[following])
+            end_s = min(times.failed_at_s.get(number, _first_loss(of_attempt, joined_s)), joined_s)
+        entries.append(_entry(number, of_attempt, begin, max(_us(end_s), begin), is_start=is_start))
+        began_s, is_start = None if following is None else times.started_at_s.get(following), finished_s is not None
+    return entries
 
 
 def total(entries: Sequence[LedgerEntry]) -> LedgerEntry | None:
@@ -282,31 +288,44 @@ def _beginning(lives: Sequence[Life], began_at_s: float | None) -> float:
     return joined_s if began_at_s is None else min(began_at_s, joined_s)
 
 
-def _first_loss(lives: Sequence[Life]) -> float | None:
-    """Return when the first rank left for good; None if all are there. A worker may be restarted alone meanwhile."""
+def _first_loss(lives: Sequence[Life], default_s: float) -> float:
+    """Return when the first rank left for good. A worker may have been restarted alone before."""
     last: dict[int, Life] = {}
     for life in sorted(lives, key=lambda each: each.joined_at_s):
         last[life.rank] = life
-    return min((life.left_at_s for life in last.values() if life.left_at_s is not None), default=None)
+    return min((life.left_at_s for life in last.values() if life.left_at_s is not None), default=default_s)
+
+
+def _last_exit(lives: Sequence[Life], now_s: float, finished_s: float | None) -> float:
+    """Return when the last rank left: by the end of the run, or not yet."""
+    left = [life.left_at_s for life in lives if life.left_at_s is not None]
+    ended_s = max(left) if len(left) == len(lives) else now_s
+    return ended_s if finished_s is None else min(ended_s, finished_s)
+
+
+def _finished(times: RunTimes, number: int, following: int | None) -> float | None:
+    """Return when the run ended between two attempts, or after the last one; None if it went on."""
+    ends = (at_s for at, at_s in times.finished_at_s.items() if at >= number and (following is None or at < following))
+    return min(ends, default=None)
 
 
 def _us(seconds: float) -> int:
     return round(seconds * _MICRO)
 
 
-def _entry(number: int, lives: Sequence[Life], begin: int, end: int, *, is_first: bool) -> LedgerEntry:
+def _entry(number: int, lives: Sequence[Life], begin: int, end: int, *, is_start: bool) -> LedgerEntry:
     ranks: dict[int, list[Life]] = defaultdict(list)
     for life in lives:
         ranks[life.rank].append(life)
     parts = dict.fromkeys(CATEGORIES, 0)
     for of_rank in ranks.values():
-        _add_rank(parts, sorted(of_rank, key=lambda each: each.joined_at_s), begin, end, is_first=is_first)
+        _add_rank(parts, sorted(of_rank, key=lambda each: each.joined_at_s), begin, end, is_start=is_start)
     return LedgerEntry(
         attempt=number, began_at_s=begin / _MICRO, ended_at_s=end / _MICRO, num_ranks=len(ranks), parts_us=parts
     )
 
 
-def _add_rank(parts: dict[Category, int], lives: Sequence[Life], begin: int, end: int, *, is_first: bool) -> None:
+def _add_rank(parts: dict[Category, int], lives: Sequence[Life], begin: int, end: int, *, is_start: bool) -> None:
     """Divide the time of one rank. `place` never goes back and ends at `end`, so nothing is lost or counted twice."""
     place = begin
     for number, life in enumerate(lives):
@@ -314,7 +333,7 @@ def _add_rank(parts: dict[Category, int], lives: Sequence[Life], begin: int, end
         if number + 1 < len(lives):
             stop = min(stop, _us(lives[number + 1].joined_at_s))
         stop = min(max(stop, place), end)
-        idle: Category = "starting" if is_first and not number else "recovering"
+        idle: Category = "starting" if is_start and not number else "recovering"
         _add_life(parts, life, place, stop, idle)
         place = stop
     parts["barriers"] += end - place  # it has left, and the others go on

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strata.coordinator.state import events as e
+from strata.dashboard.goodput import RunTimes
 from strata.dashboard.recovery import GenerationMoment, recoveries
 from strata.launch.record.log import last_lines
 
@@ -30,12 +31,15 @@ class RunRecord:
     def is_of(self, job_id: str) -> bool:
         return job_id == self._directory.name
 
-    def bounds(self, job_id: str) -> tuple[float | None, dict[int, float]]:
-        """Return when the first workers were started, and when attempts failed; nothing for other jobs."""
+    def times(self, job_id: str) -> RunTimes:
+        """Return when attempts were started and failed and when the run ended; nothing for other jobs."""
         events = self._directory.events() if self.is_of(job_id) else []
-        began_s = next((event.at_s for event in events if event.what == "started"), None)
         failed = [each for each in recoveries(events) if each.attempt != each.failed_attempt]
-        return began_s, {each.failed_attempt: each.at_s["detected"] for each in failed}
+        return RunTimes(
+            started_at_s={event.attempt: event.at_s for event in reversed(events) if event.what == "started"},
+            failed_at_s={each.failed_attempt: each.at_s["detected"] for each in failed},
+            finished_at_s={event.attempt: event.at_s for event in reversed(events) if event.what == "finished"},
+        )
 
     def recoveries(self, job_id: str, journal: Journal) -> list[tuple[Recovery, list[str]]]:
         """Return the recoveries, each with the last lines of the worker that failed first."""

@@ -32,9 +32,8 @@ def add_goodput_routes(router: APIRouter, engine: Engine, sampler: Sampler, reco
     async def goodput(job: RequiredJob) -> m.Goodput:
         """Return where the wall time of a job went: parts that add up to its time, multiplied by its ranks."""
         sample = await current(engine, sampler)
-        began_s, failed = (None, {}) if record is None else await asyncio.to_thread(record.bounds, job)
-        lives = sampler.lives.of_job(job)
-        entries = g.ledger(lives, now_s=sample.at_s, began_at_s=began_s, failed_at_s=failed)
+        times = None if record is None else await asyncio.to_thread(record.times, job)
+        entries = g.ledger(sampler.lives.of_job(job), now_s=sample.at_s, times=times)
         whole = g.total(entries)
         return m.Goodput(
             job_id=job,
