@@ -97,6 +97,14 @@ class Lives:
         forgotten, self._forgotten = self._forgotten, set()
         return LifeChanges([self._jobs[job_id].lives[key] for job_id, key in changed], sorted(forgotten))
 
+    def put_back(self, changes: LifeChanges) -> None:
+        """Return changes that could not be stored; the next call of `take_changes` has them again."""
+        for life in changes.changed:
+            if life.job_id in self._jobs and life.key in self._jobs[life.job_id].lives:
+                self._changed.add((life.job_id, life.key))
+        self._forgotten.update(changes.forgotten)
+        self._forgotten.difference_update(key for _, key in self._changed)
+
     def update(self, sample: Sample) -> None:
         for job_id, processes in self._jobs.items():
             found = sample.jobs.get(job_id)
