@@ -47,12 +47,17 @@ def add_goodput_routes(router: APIRouter, engine: Engine, sampler: Sampler, reco
     async def recoveries(job: RequiredJob) -> m.Recoveries:
         """Return every failure of a run, newest first, with its moments from the detection to the first step."""
         await current(engine, sampler)
-        found = [] if record is None else await asyncio.to_thread(record.recoveries, job, engine.journal)
+        found, num_found = [], 0
+        if record is not None:
+            journal, last_seq = engine.journal, engine.last_seq
+            found, num_found = await asyncio.to_thread(
+                record.recoveries, job, journal, last_seq=last_seq, limit=MAX_ATTEMPTS
+            )
         return m.Recoveries(
             job_id=job,
             is_recorded=record is not None and record.is_of(job),
-            items=[_recovery(each, lines) for each, lines in reversed(found[-MAX_ATTEMPTS:])],
-            num_recoveries=len(found),
+            items=[_recovery(each, lines) for each, lines in reversed(found)],
+            num_recoveries=num_found,
         )
 
 
