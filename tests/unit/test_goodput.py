@@ -201,6 +201,28 @@ def test_a_worker_that_turns_out_to_be_a_server_is_not_a_rank() -> None:
     assert again.of_job("j")[-1].known_step == 0
 
 
+class Compared(str):
+    """Counts how often it is compared."""
+
+    __slots__ = ()
+    num = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.num += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_new_process_does_not_look_at_all_processes_before() -> None:
+    lives, job_id = Lives(), Compared("j")
+    lives.restore(life(left=1.0, job_id=job_id, incarnation=100 + number) for number in range(1_000))
+    Compared.num = 0
+    lives.update(sample(2.0, worker(0, None)))
+    assert len(lives.of_job("j")) == 1_001
+    assert Compared.num < 100
+
+
 def test_of_too_many_processes_those_that_left_first_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(goodput, "MAX_LIVES", 2)
     lives = Lives()
