@@ -118,8 +118,8 @@ class Lives:
             for worker in job.workers:
                 if not worker.is_server:
                     self._report(job.job_id, worker, sample)
-                elif job.job_id in self._jobs and (life := self._jobs[job.job_id].lives.get(_key(job.job_id, worker))):
-                    self._put(msgspec.structs.replace(life, is_server=True))
+                elif (server := self._find(job.job_id, worker)) is not None:
+                    self._put(msgspec.structs.replace(server, is_server=True))
         self._forget()
 
     def _report(self, job_id: str, worker: WorkerSample, sample: Sample) -> None:
@@ -143,6 +143,9 @@ class Lives:
                 life, step=worker.step, use=worker.time_use, use_at_s=sample.at_s - age_s, first_step=worker.first_step
             )
         )
+
+    def _find(self, job_id: str, worker: WorkerSample) -> Life | None:
+        return self._jobs[job_id].lives.get(_key(job_id, worker)) if job_id in self._jobs else None
 
     def _put(self, life: Life) -> None:
         if self._jobs[life.job_id].lives.get(life.key) != life:

@@ -47,7 +47,8 @@ def add_goodput_routes(router: APIRouter, engine: Engine, sampler: Sampler, reco
     async def recoveries(job: RequiredJob) -> m.Recoveries:
         """Return every failure of a run, newest first, with its moments from the detection to the first step."""
         await current(engine, sampler)
-        found, num_found = [], 0
+        found: list[tuple[Recovery, list[str]]] = []
+        num_found = 0
         if record is not None:
             journal, last_seq = engine.journal, engine.last_seq
             found, num_found = await asyncio.to_thread(
