@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from strata import Trainer
+from strata.dashboard.recovery import recoveries
 from strata.launch.environment import ALONE, MAY_RESTART_ALONE
 from strata.launch.record.directory import open_run
 from strata.train import Batch, ParameterServer
@@ -135,6 +136,10 @@ def test_a_killed_worker_restarts_alone_and_every_row_is_trained_once(tmp_path: 
     assert len(list(tmp_path.glob("killed-*-*"))) == 2
     assert len(list(tmp_path.glob("continued-*"))) == 2, "the other worker made steps while one was away"
     assert [event.rank for event in events if event.what == "restarted"] == [1, 0]
+    recovered = recoveries(events)
+    assert [(each.rank, each.failed_attempt, each.attempt) for each in recovered] == [(1, 0, 0), (0, 0, 0)]
+    assert recovered[0].took_s is not None, "the run goes on for long after its first step"
+    assert all(each.took_s is None or each.took_s > 0 for each in recovered)
     assert {event.attempt for event in events} == {0}
     require_each_row_once(module)
     assert len(result.history) == EPOCHS

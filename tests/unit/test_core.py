@@ -361,6 +361,17 @@ def test_events_that_were_not_drained_are_lost_with_the_process(driver: Driver) 
     assert driver.register("w2").incarnation == 2
 
 
+def test_when_a_worker_joined_is_unknown_after_a_restart() -> None:
+    driver = eventful()
+    assert all(member.joined_s == driver.now_s for member in driver.job.membership.members.values())
+    core = Core(driver.config)
+    core.restore(driver.core.snapshot())
+    core.resume(driver.now_s)
+    members = [member for job in core.jobs.values() for member in job.membership.members.values()]
+    assert members
+    assert {member.joined_s for member in members} == {None}
+
+
 def test_wherever_the_journal_is_cut_every_shard_finds_an_owner_again() -> None:
     driver = eventful()
     for num in range(len(driver.journal) + 1):

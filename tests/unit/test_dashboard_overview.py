@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,7 @@ from strata.coordinator.serve.service import METHODS
 from strata.coordinator.serve.session import SessionHub
 from strata.coordinator.state.core import Core
 from strata.coordinator.state.job import Job
+from strata.dashboard.history.file import HistoryFile
 from strata.dashboard.http.routes import Overviews
 from strata.dashboard.live.broadcast import MAX_JOBS, Broadcast
 from strata.dashboard.sample import MAX_METRICS_PER_JOB, Sample, Spread, job_values, spread, take, unit_of
@@ -193,3 +197,24 @@ def test_live_updates_are_bounded_in_jobs_and_a_quiet_system_sends_only_its_figu
 
     assert first.count("event: job") == MAX_JOBS
     assert second == ["event: coordinator", "event: points"]
+
+
+def test_processes_that_could_not_be_stored_are_stored_with_the_next_write(tmp_path: Path) -> None:
+    async def scene() -> None:
+        engine, sampler, broadcast = await parts()
+        await broadcast.stop()
+        path = tmp_path / "coordinator.history.db"
+        sampler = Sampler(engine, sampler._hub, history=path, interval_s=1.0)
+        await sampler._open_file()
+        sampler.lives.update(sample_of(core_with(1, 1)))
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute("DROP TABLE lives")
+        await sampler._write()
+        HistoryFile(path).close()  # creates the table
+        await sampler._write()
+        await sampler.stop()
+        file = HistoryFile(path)
+        assert [life.worker_id for life in file.load_lives()] == ["worker-0"]
+        file.close()
+
+    asyncio.run(scene())

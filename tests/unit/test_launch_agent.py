@@ -324,3 +324,33 @@ def test_events_of_rank_0_are_in_the_timeline_once_at_its_own_times(tmp_path: Pa
         ]
 
     asyncio.run(scene())
+
+
+def test_events_of_a_worker_that_was_restarted_alone_are_in_the_timeline_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        coordinator, node = FakeCoordinator(), FakeNode("a")
+        async with running(tmp_path, coordinator, Nodes(node)) as (agent, _):
+            coordinator.join(0)
+            coordinator.join(1)
+            coordinator.workers[1].incarnation = 2
+            coordinator.workers[1].events = {"FIRST_STEP": WorkerEvent("FIRST_STEP", 1_000.0, 1)}
+            await until(lambda: 1 in agent._observed.workers)
+            node.exits.put_nowait(WorkerExit(1, 1, is_alone=True))
+            await until(lambda: len(node.launched) == 3)
+            coordinator.workers.pop()
+            coordinator.join(1)
+            coordinator.workers[1].incarnation = 3
+            coordinator.workers[1].events = {
+                "FIRST_STEP": WorkerEvent("FIRST_STEP", 1_002.5, 8),
+                "RESTORED": WorkerEvent("RESTORED", 1_001.5, 7),
+            }
+            looks = coordinator.num_looks
+            await until(lambda: coordinator.num_looks > looks + 3)
+        spec = RunSpec(name="job", script="/train.py", directory="/", checkpoints="/k", workers=Size.parse("2"))
+        events = [event for event in RunDirectory(tmp_path, spec).events() if event.what in ("restored", "first_step")]
+        assert [(event.what, event.rank, event.at_s, event.step, event.text) for event in events] == [
+            ("restored", 1, 1_001.5, 7, "rank 1: checkpoint of step 7"),
+            ("first_step", 1, 1_002.5, 8, "rank 1 continues"),
+        ]
+
+    asyncio.run(scene())

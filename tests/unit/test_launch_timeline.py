@@ -57,6 +57,19 @@ def test_an_attempt_that_fails_before_its_first_step_is_a_separate_recovery() ->
     assert second.first_step_ms == pytest.approx(700)
 
 
+def test_the_first_step_of_a_worker_that_was_restarted_alone_is_not_that_of_its_attempt() -> None:
+    events = [
+        event("failed", 1.0),
+        event("started", 1.1, 1),
+        event("failed", 1.3, 1, rank=2),
+        event("restarted", 1.4, 1, rank=2),
+        event("first_step", 1.5, 1, rank=2),
+        event("first_step", 2.0, 1, rank=0),
+    ]
+    (found,) = recoveries(events)
+    assert found.first_step_ms == pytest.approx(1_000)
+
+
 def test_failures_that_follow_from_the_first_are_not_counted() -> None:
     events = [event("failed", 1.0, text="a"), event("failed", 1.5, text="b"), event("started", 2.0, 1)]
 

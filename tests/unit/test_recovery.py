@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from strata.dashboard.recovery import GenerationMoment, recoveries
 from strata.launch.record.timeline import RunEvent
 
@@ -59,3 +61,58 @@ def test_a_worker_that_is_restarted_alone_recovers_in_the_same_attempt() -> None
 def test_the_loss_of_a_worker_before_its_detection_belongs_to_the_failure() -> None:
     (found,) = recoveries(FAILURE, [GenerationMoment(at_s=9.8, generation=2)])
     assert found.at_s["generation"] == 10.0
+
+
+def test_a_resume_after_the_end_of_a_run_is_not_a_recovery() -> None:
+    ended = [*FAILURE[:3], event(10.2, "finished", "failed: no restarts allowed")]
+    resumed = [event(500.0, "started", attempt=1), event(502.0, "first_step", attempt=1, step=41)]
+    (found,) = recoveries([*ended, *resumed], [GenerationMoment(at_s=501.0, generation=9)])
+    assert (found.attempt, found.took_s, found.generation) == (None, None, None)
+
+
+def test_a_failure_after_a_resume_in_the_same_attempt_is_not_lost() -> None:
+    ended = [*FAILURE[:3], event(10.2, "finished", "failed: no restarts allowed")]
+    again = [event(500.0, "started", attempt=1), event(510.0, "failed", "rank 0: exit code 1", attempt=1)]
+    found = recoveries([*ended, *again])
+    assert [(each.failed_attempt, each.at_s["detected"]) for each in found] == [(0, 10.0), (1, 510.0)]
+
+
+ALONE = [event(10.0, "failed", "server 0: exit code 1", rank=2), event(10.5, "restarted", rank=2)]
+
+
+def test_a_worker_that_is_restarted_alone_has_recovered_with_its_own_first_step() -> None:
+    others = [event(9.9, "first_step", rank=0, step=1), event(10.7, "first_step", rank=0, step=1)]
+    (found,) = recoveries([*ALONE, *others])
+    assert found.took_s is None
+    own = [event(11.0, "restored", rank=2, step=30), event(12.0, "first_step", rank=2, step=31)]
+    (found,) = recoveries([*ALONE, *others, *own])
+    assert (found.at_s["loaded"], found.step, found.took_s) == (11.0, 30, 2.0)
+
+
+def test_what_a_worker_did_before_its_failure_is_no_part_of_the_recovery() -> None:
+    (found,) = recoveries([*ALONE, event(9.0, "first_step", rank=2, step=1), event(12.0, "first_step", rank=2, step=9)])
+    assert (found.first_step, found.took_s) == (9, 2.0)
+
+
+def test_two_workers_that_are_restarted_alone_are_two_recoveries() -> None:
+    both = [
+        event(10.0, "failed", "server 0: exit code 1", rank=2),
+        event(10.1, "failed", "server 1: exit code 1", rank=3),
+        event(10.5, "restarted", rank=3),
+        event(10.6, "restarted", rank=2),
+        event(12.0, "first_step", rank=2, step=9),
+        event(13.0, "first_step", rank=3, step=9),
+    ]
+    assert [(each.rank, each.took_s) for each in recoveries(both)] == [(2, 2.0), (3, pytest.approx(2.9))]
+
+
+def test_the_first_step_of_a_restarted_worker_does_not_end_the_recovery_of_its_attempt() -> None:
+    late = [
+        *FAILURE[:5],
+        event(11.0, "failed", "server 0: exit code 1", attempt=1, rank=2),
+        event(11.5, "restarted", attempt=1, rank=2),
+        event(12.0, "first_step", attempt=1, rank=2, step=41),
+        event(13.0, "first_step", attempt=1, rank=0, step=41),
+    ]
+    whole, alone = recoveries(late)
+    assert (whole.took_s, alone.took_s) == (3.0, 1.0)

@@ -189,7 +189,7 @@ def test_a_stop_says_for_whom_and_how_long_it_waits() -> None:
     assert any(line.endswith("stopping: Ctrl-C; no trial is running") for line in idle.words)
     assert waiting.words[-1].endswith(
         "stopping: Ctrl-C; waiting up to 30 s for 2 running trials to save at the next report (5 s without "
-        "strata.init()); a second request ends the study at once"
+        "strata.init()); a second signal or --now ends the study at once"
     )
 
 

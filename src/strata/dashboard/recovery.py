@@ -56,45 +56,101 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 def recoveries(events: Iterable[RunEvent], generations: Sequence[GenerationMoment] = ()) -> list[Recovery]:
     """Return one recovery per failed attempt or worker that was restarted alone, in order."""
-    found: list[Recovery] = []
+    history = _History()
     for event in events:
-        found = _after(found, event)
+        history.add(event)
+    found = sorted(history.close(), key=lambda each: each.at_s["detected"])
     detected = [each.at_s["detected"] for each in found]
     return [
-        _with_generation(each, detected[number] if number < len(found) else float("inf"), generations)
+        _with_generation(each, _next([*detected[number:], *history.finished], each.at_s["detected"]), generations)
         for number, each in enumerate(found, start=1)
     ]
 
 
-def _after(found: list[Recovery], event: RunEvent) -> list[Recovery]:
-    last = found[-1] if found else None
-    if event.what == "failed":
-        # The first failure of an attempt is its cause; the others followed from it.
-        if last is not None and last.failed_attempt == event.attempt and last.attempt is None:
-            return found
-        new = Recovery(
-            failed_attempt=event.attempt,
-            attempt=None,
-            rank=failed_rank(event),
-            cause=event.text,
-            at_s={"detected": event.at_s},
+def _next(times: Iterable[float], after_s: float) -> float:
+    return min((at_s for at_s in times if at_s >= after_s), default=float("inf"))
+
+
+class _History:
+    """What has followed from the failures so far."""
+
+    def __init__(self) -> None:
+        self.finished: list[float] = []
+        """When the run has ended; it may be resumed."""
+        self._found: list[Recovery] = []
+        self._waiting: list[Recovery] = []
+        """Failures of an attempt that nothing has followed yet, in order: the first is the cause of its end, unless its
+        worker is restarted alone.
+        """
+
+    def close(self) -> list[Recovery]:
+        """Return all recoveries; nothing follows those that wait."""
+        self._found += self._waiting[:1]
+        self._waiting = []
+        return self._found
+
+    def add(self, event: RunEvent) -> None:
+        match event.what:
+            case "failed":
+                self._failed(event)
+            case "cause":
+                self._waiting[:1] = [
+                    msgspec.structs.replace(each, cause=event.text, rank=failed_rank(event))
+                    if each.failed_attempt == event.attempt
+                    else each
+                    for each in self._waiting[:1]
+                ]
+            case "restarted":
+                self._restarted(event)
+            case "started":
+                self._found += [_started(each, event) for each in self._waiting[:1]]
+                self._waiting = []
+            case "finished":
+                self.finished.append(event.at_s)
+                self.close()  # a later start is a resume, not a recovery
+            case "restored" | "first_step":
+                self._found = [_gone_on(each, event) if _is_of(event, each) else each for each in self._found]
+            case _:
+                pass
+
+    def _failed(self, event: RunEvent) -> None:
+        if self._waiting and self._waiting[0].failed_attempt != event.attempt:
+            self.close()
+        self._waiting.append(
+            Recovery(
+                failed_attempt=event.attempt,
+                attempt=None,
+                rank=failed_rank(event),
+                cause=event.text,
+                at_s={"detected": event.at_s},
+            )
         )
-        return [*found, new]
-    if last is None:
-        return found
-    if event.what == "cause" and last.failed_attempt == event.attempt:
-        changed = msgspec.structs.replace(last, cause=event.text, rank=failed_rank(event))
-    elif event.what in ("started", "restarted") and last.attempt is None:
-        changed = msgspec.structs.replace(last, attempt=event.attempt, at_s={**last.at_s, "started": event.at_s})
-    elif last.is_over or last.attempt != event.attempt:
-        return found
-    elif event.what == "restored":
-        changed = msgspec.structs.replace(last, step=event.step, at_s={**last.at_s, "loaded": event.at_s})
-    elif event.what == "first_step":
-        changed = msgspec.structs.replace(last, first_step=event.step, at_s={**last.at_s, "first_step": event.at_s})
-    else:
-        return found
-    return [*found[:-1], changed]
+
+    def _restarted(self, event: RunEvent) -> None:
+        rank = failed_rank(event)
+        number = next((n for n, each in enumerate(self._waiting) if rank is None or each.rank == rank), None)
+        if number is not None:
+            self._found.append(_started(self._waiting.pop(number), event))
+
+
+def _started(found: Recovery, event: RunEvent) -> Recovery:
+    return msgspec.structs.replace(found, attempt=event.attempt, at_s={**found.at_s, "started": event.at_s})
+
+
+def _is_of(event: RunEvent, found: Recovery) -> bool:
+    """Whether this moment of a worker belongs to a recovery that is not over. The moments of an attempt are those of
+    rank 0. Workers report late: what happened before the failure does not belong to it.
+    """
+    if found.is_over or found.attempt != event.attempt or event.at_s < found.at_s["detected"]:
+        return False
+    rank = event.rank or 0
+    return rank == (found.rank or 0) if found.attempt == found.failed_attempt else rank == 0
+
+
+def _gone_on(found: Recovery, event: RunEvent) -> Recovery:
+    if event.what == "restored":
+        return msgspec.structs.replace(found, step=event.step, at_s={**found.at_s, "loaded": event.at_s})
+    return msgspec.structs.replace(found, first_step=event.step, at_s={**found.at_s, "first_step": event.at_s})
 
 
 def _with_generation(found: Recovery, end_s: float, generations: Sequence[GenerationMoment]) -> Recovery:

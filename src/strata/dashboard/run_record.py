@@ -5,9 +5,12 @@ Blocks while it reads, so routes call it on another thread.
 
 from __future__ import annotations
 
+from collections import deque
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from strata.coordinator.state import events as e
+from strata.dashboard.goodput import RunTimes
 from strata.dashboard.recovery import GenerationMoment, recoveries
 from strata.launch.record.log import last_lines
 
@@ -20,13 +23,16 @@ if TYPE_CHECKING:
 MAX_LINES = 20
 """Lines at the end of the log of a failed worker."""
 MAX_ENTRIES = 10_000
-"""Newest entries of the journal that are searched for generations."""
+"""Newest entries of the journal that are searched for generations, and generations that are remembered."""
 PAGE = 1_000
 
 
 class RunRecord:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
+        self._generations = Generations()
+        self._lock = Lock()
+        """Several pages may ask at once, each on its own thread."""
 
     def is_of(self, job_id: str) -> bool:
         return job_id == self._directory.name
@@ -35,37 +41,57 @@ class RunRecord:
         """Return the timeline of the run; nothing for other jobs."""
         return self._directory.events() if self.is_of(job_id) else []
 
-    def bounds(self, job_id: str) -> tuple[float | None, dict[int, float]]:
-        """Return when the first workers were started, and when attempts failed; nothing for other jobs."""
+    def times(self, job_id: str) -> RunTimes:
+        """Return when attempts were started and failed and when the run ended; nothing for other jobs."""
         events = self.events(job_id)
-        began_s = next((event.at_s for event in events if event.what == "started"), None)
         failed = [each for each in recoveries(events) if each.attempt != each.failed_attempt]
-        return began_s, {each.failed_attempt: each.at_s["detected"] for each in failed}
+        return RunTimes(
+            started_at_s={event.attempt: event.at_s for event in reversed(events) if event.what == "started"},
+            failed_at_s={each.failed_attempt: each.at_s["detected"] for each in failed},
+            finished_at_s={event.attempt: event.at_s for event in reversed(events) if event.what == "finished"},
+        )
 
-    def recoveries(self, job_id: str, journal: Journal) -> list[tuple[Recovery, list[str]]]:
-        """Return the recoveries, each with the last lines of the worker that failed first."""
+    def recoveries(
+        self, job_id: str, journal: Journal, *, last_seq: int, limit: int
+    ) -> tuple[list[tuple[Recovery, list[str]]], int]:
+        """Return the newest recoveries, each with the last lines of the failed worker, and the number of all.
+
+        Args:
+            last_seq: The newest entry of the journal.
+        """
         if not self.is_of(job_id):
-            return []
-        found = recoveries(self._directory.events(), generations(journal, job_id))
+            return [], 0
+        with self._lock:
+            known = self._generations.read(journal, job_id, last_seq=last_seq)
+        found = recoveries(self._directory.events(), known)
+        newest = found[max(len(found) - limit, 0) :]
         logs = {(log.attempt, log.rank): log.path for log in self._directory.logs()}
-        paths = [logs.get((each.failed_attempt, each.rank)) if each.rank is not None else None for each in found]
-        return [
-            (each, [] if path is None else last_lines(path, MAX_LINES)) for each, path in zip(found, paths, strict=True)
-        ]
+        paths = [logs.get((each.failed_attempt, each.rank)) if each.rank is not None else None for each in newest]
+        lines = [[] if path is None else last_lines(path, MAX_LINES) for path in paths]
+        return list(zip(newest, lines, strict=True)), len(found)
 
 
-def generations(journal: Journal, job_id: str) -> list[GenerationMoment]:
-    """Return the generations of a job that the journal still has, oldest first."""
-    found: list[GenerationMoment] = []
-    after, num_read = 0, 0
-    while num_read < MAX_ENTRIES:
-        records = journal.read(after_seq=after, limit=PAGE, job_id=job_id)
-        for record in records:
-            after = record.seq
-            event = e.decode(record.payload) if record.kind == "GenerationStarted" else None
-            if isinstance(event, e.GenerationStarted):
-                found.append(GenerationMoment(at_s=record.at_s, generation=event.generation))
-        num_read += len(records)
-        if len(records) < PAGE:
-            break
-    return found
+class Generations:
+    """The generations of a job, read from the journal entry by entry, each once."""
+
+    def __init__(self) -> None:
+        self._found: deque[GenerationMoment] = deque(maxlen=MAX_ENTRIES)
+        self._after = 0
+        """The last entry that was read."""
+
+    def read(self, journal: Journal, job_id: str, *, last_seq: int) -> list[GenerationMoment]:
+        """Return what is known up to `last_seq`, oldest first. Of entries not read yet, the newest `MAX_ENTRIES` count.
+
+        Raises:
+            JournalError: The journal cannot be read.
+        """
+        after = max(self._after, last_seq - MAX_ENTRIES)
+        while after < last_seq:
+            records = journal.read(after_seq=after, limit=PAGE, job_id=job_id)
+            for record in records:
+                event = e.decode(record.payload) if record.kind == "GenerationStarted" else None
+                if isinstance(event, e.GenerationStarted):
+                    self._found.append(GenerationMoment(at_s=record.at_s, generation=event.generation))
+            after = records[-1].seq if records else last_seq
+            self._after = after = after if len(records) == PAGE else max(after, last_seq)
+        return list(self._found)

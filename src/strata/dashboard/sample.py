@@ -88,8 +88,8 @@ class WorkerSample:
     time_use: TimeUse | None = None
     time_use_at_s: float = 0.0
     """Monotonic time at which that arrived."""
-    joined_s: float = 0.0
-    """Monotonic."""
+    joined_s: float | None = None
+    """Monotonic; None if that was before a restart of the coordinator."""
     first_step: int | None = None
     """The first step that this process has made."""
 

@@ -229,14 +229,19 @@ class Sampler:
         if file is None:
             return
         changes, lives = self.store.take_changes(), self.lives.take_changes()
+        is_written = False
         try:
-            await self._in_thread(lambda: file.write(changes, lives))
+            await self._in_thread(lambda: file.write(changes, lives.changed, lives.forgotten))
+            is_written = True
         except sqlite3.Error as error:
             if not self._is_file_broken:
                 log.warning("the history of the dashboard cannot be written to %s: %s", self._path, error)
             self._is_file_broken = True
         else:
             self._is_file_broken = False
+        finally:
+            if not is_written:
+                self.lives.put_back(lives)
 
     def _give_up(self, error: Exception) -> None:
         """Keep the history in memory alone: a directory that cannot be written must not end the coordinator."""

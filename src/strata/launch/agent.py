@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from strata.coordinator.client import AsyncCoordinatorClient
     from strata.coordinator.state.events import CheckpointRecord
+    from strata.coordinator.state.membership import WorkerEvent
     from strata.coordinator.state.server_figures import ServerFigures
     from strata.coordinator.state.views import WorkerInfo
     from strata.launch.actions import Action
@@ -76,8 +77,10 @@ class _Observed:
 
     watch: StepWatch
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
-    noted: set[str] = field(default_factory=set)
-    """Kinds of worker events that are in the timeline."""
+    noted: set[tuple[int, int, str]] = field(default_factory=set)
+    """Worker events that are in the timeline: rank, incarnation at the coordinator if it was restarted alone, kind."""
+    restarted: dict[int, int] = field(default_factory=dict)
+    """Ranks that were restarted alone, each with the incarnation of the process that failed; 0 if that is unknown."""
     num_lost: dict[tuple[int, int], int] = field(default_factory=dict)
     """Lost updates of each process that are in the timeline, by rank and incarnation at the coordinator."""
     asked_to_move_s: float = float("-inf")
@@ -341,17 +344,28 @@ class Agent:
             self._observed.asked_to_move_s = float("-inf")
 
     def _note_worker_events(self) -> None:
-        """Add rank 0's events to the timeline, at the times of its own clock."""
-        rank_0 = self._observed.workers.get(0)
-        if rank_0 is None:
-            return
-        for event in sorted(rank_0.events.values(), key=lambda event: event.at_s):
-            if event.kind not in self._observed.noted:
-                self._observed.noted.add(event.kind)
-                text = f"checkpoint of step {event.step:,}"
-                if event.kind == "FIRST_STEP":
-                    text = "training continues" if "RESTORED" in rank_0.events else "training begins"
-                self._note(event.kind.lower(), text, rank=0, step=event.step, at_s=event.at_s)
+        """Add the events of rank 0 and of workers that were restarted alone to the timeline, at the times of their own
+        clocks.
+        """
+        observed = self._observed
+        for rank in sorted({0, *observed.restarted} & observed.workers.keys()):
+            worker = observed.workers[rank]
+            incarnation = worker.incarnation if rank in observed.restarted else 0
+            if incarnation and incarnation == observed.restarted[rank]:
+                continue  # the process that failed
+            for event in sorted(worker.events.values(), key=lambda event: event.at_s):
+                if (rank, incarnation, event.kind) not in observed.noted:
+                    observed.noted.add((rank, incarnation, event.kind))
+                    text = self._event_in_words(event, worker, rank)
+                    self._note(event.kind.lower(), text, rank=rank, step=event.step, at_s=event.at_s)
+
+    def _event_in_words(self, event: WorkerEvent, worker: WorkerInfo, rank: int) -> str:
+        whose = "training"
+        if rank in self._observed.restarted:
+            whose = process_name(rank, world_size=self.supervisor.world_size, num_servers=self.supervisor.num_servers)
+        if event.kind == "FIRST_STEP":
+            return f"{whose} {'continues' if 'RESTORED' in worker.events else 'begins'}"
+        return f"{f'{whose}: ' if rank in self._observed.restarted else ''}checkpoint of step {event.step:,}"
 
     def _note_lost_updates(self, workers: Mapping[int, WorkerInfo]) -> None:
         """Add the updates that restarted parameter servers have lost to the timeline."""
@@ -381,6 +395,8 @@ class Agent:
                 case StartAttempt(attempt, world_size):
                     await self._start(attempt, world_size)
                 case StartWorker(of_attempt, rank, incarnation):
+                    before = self._observed.workers.get(rank)
+                    self._observed.restarted[rank] = 0 if before is None else before.incarnation
                     await self._nodes.restart(of_attempt, rank, incarnation)
                 case AddServers(of_attempt, ranks, num_before, layout):
                     self._observed.watch.expect(ranks, now_s=self._now_s())

@@ -63,7 +63,8 @@ class Member:
     last_seen_s: float
     progress_s: float
     """When its step last changed, or it last did something other than training."""
-    joined_s: float = 0.0
+    joined_s: float | None = None
+    """None if that was before a restart of the coordinator."""
     suspect_since_s: float | None = None
     suspect_reason: str = ""
     """The reason reported with the suspicion, if any."""
@@ -364,6 +365,7 @@ class Membership:
         """Renew every lease after a restart, so that workers have time to reconnect."""
         for member in self.members.values():
             member.last_seen_s = member.progress_s = now_s
+            member.joined_s = None  # the journal has no monotonic times
             member.suspect_since_s = None
 
     def ranked(self) -> Iterator[tuple[int, Member]]:

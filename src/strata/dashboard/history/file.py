@@ -33,6 +33,8 @@ VERSION = 1
 SUFFIX = ".history.db"
 DAMAGED = ".damaged"
 BUSY_S = 5.0
+MAX_ROWS_OF_LIVES = 2 * MAX_LIVES
+"""More than are remembered: those that were forgotten shortly before a crash are still stored."""
 MAX_BYTES = 256 * 1024 * 1024
 """A file that is larger was not written by us, or cannot be read in reasonable time."""
 _TABLES = """
@@ -66,7 +68,7 @@ class HistoryFile:
         """Return the processes that are stored, the oldest first; without those that cannot be read."""
         try:
             rows = self._database.execute(
-                "SELECT life FROM lives ORDER BY joined_at_s DESC LIMIT ?", (MAX_LIVES,)
+                "SELECT life FROM lives ORDER BY joined_at_s DESC LIMIT ?", (MAX_ROWS_OF_LIVES,)
             ).fetchall()
         except sqlite3.Error as error:
             self._start_anew(str(error))
@@ -77,8 +79,8 @@ class HistoryFile:
                 found.append(_LIFE.decode(blob))
         return found
 
-    def write(self, changes: Changes, lives: Sequence[Life] = ()) -> None:
-        """Store changes and drop what no ring remembers.
+    def write(self, changes: Changes, lives: Sequence[Life] = (), forgotten: Sequence[str] = ()) -> None:
+        """Store changes, and drop what no ring remembers and the lives with the keys in `forgotten`.
 
         Raises:
             sqlite3.Error: The disk is full, or the file is gone.
@@ -97,10 +99,11 @@ class HistoryFile:
                 "INSERT OR REPLACE INTO lives VALUES (?, ?, ?)",
                 [(life.key, life.joined_at_s, msgspec.json.encode(life)) for life in lives],
             )
+            self._database.executemany("DELETE FROM lives WHERE key = ?", [(key,) for key in forgotten])
             self._database.execute(
                 "DELETE FROM lives WHERE joined_at_s < "
                 "(SELECT joined_at_s FROM lives ORDER BY joined_at_s DESC LIMIT 1 OFFSET ?)",
-                (MAX_LIVES,),
+                (MAX_ROWS_OF_LIVES,),
             )
             self._prune(changes)
 

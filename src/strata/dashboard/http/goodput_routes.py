@@ -32,9 +32,8 @@ def add_goodput_routes(router: APIRouter, engine: Engine, sampler: Sampler, reco
     async def goodput(job: RequiredJob) -> m.Goodput:
         """Return where the wall time of a job went: parts that add up to its time, multiplied by its ranks."""
         sample = await current(engine, sampler)
-        began_s, failed = (None, {}) if record is None else await asyncio.to_thread(record.bounds, job)
-        lives = sampler.lives.of_job(job)
-        entries = g.ledger(lives, now_s=sample.at_s, began_at_s=began_s, failed_at_s=failed)
+        times = None if record is None else await asyncio.to_thread(record.times, job)
+        entries = g.ledger(sampler.lives.of_job(job), now_s=sample.at_s, times=times)
         whole = g.total(entries)
         return m.Goodput(
             job_id=job,
@@ -48,12 +47,18 @@ def add_goodput_routes(router: APIRouter, engine: Engine, sampler: Sampler, reco
     async def recoveries(job: RequiredJob) -> m.Recoveries:
         """Return every failure of a run, newest first, with its moments from the detection to the first step."""
         await current(engine, sampler)
-        found = [] if record is None else await asyncio.to_thread(record.recoveries, job, engine.journal)
+        found: list[tuple[Recovery, list[str]]] = []
+        num_found = 0
+        if record is not None:
+            journal, last_seq = engine.journal, engine.last_seq
+            found, num_found = await asyncio.to_thread(
+                record.recoveries, job, journal, last_seq=last_seq, limit=MAX_ATTEMPTS
+            )
         return m.Recoveries(
             job_id=job,
             is_recorded=record is not None and record.is_of(job),
-            items=[_recovery(each, lines) for each, lines in reversed(found[-MAX_ATTEMPTS:])],
-            num_recoveries=len(found),
+            items=[_recovery(each, lines) for each, lines in reversed(found)],
+            num_recoveries=num_found,
         )
 
 

@@ -58,6 +58,8 @@ def recoveries(events: Iterable[RunEvent]) -> list[Recovery]:
     """Return one recovery per failure that was followed by another attempt, in order."""
     found: list[Recovery] = []
     failed: RunEvent | None = None
+    alone: set[tuple[int, int]] = set()
+    """Attempts and ranks whose workers were restarted alone: their moments are not those of the attempt."""
     for event in events:
         if event.what == "failed":
             # The first failure of an attempt is its cause; the others followed from it.
@@ -73,9 +75,11 @@ def recoveries(events: Iterable[RunEvent]) -> list[Recovery]:
             failed = None
         elif event.what == "restarted":
             failed = None  # this rank alone, in the same attempt
+            if event.rank:
+                alone.add((event.attempt, event.rank))
         elif event.what == "finished":
             failed = None  # a later start is a resume, not a recovery
-        elif event.what in ("restored", "first_step"):
+        elif event.what in ("restored", "first_step") and (event.attempt, event.rank) not in alone:
             # Workers report their events a little late, perhaps after the detection of their failure.
             found = [_gone_on(each, event) if each.attempt == event.attempt else each for each in found]
     return found
