@@ -10,6 +10,8 @@ const WorkersPage = lazy(() => import("@/features/workers/WorkersPage"));
 const EventsPage = lazy(() => import("@/features/events/EventsPage"));
 const GoodputPage = lazy(() => import("@/features/goodput/GoodputPage"));
 const RecoveryPage = lazy(() => import("@/features/recovery/RecoveryPage"));
+const TuningPage = lazy(() => import("@/features/tuning/TuningPage"));
+const OfflineHome = lazy(() => import("./OfflineHome"));
 const CheckpointsPage = lazy(() => import("@/features/checkpoints/CheckpointsPage"));
 
 export function App() {
@@ -23,7 +25,7 @@ export function App() {
       {(phase === "ready" || phase === "offline-only") && (
         <Suspense fallback={<Loading rows={6} label="Loading the page" />}>
           <Switch>
-            <Route path="/">{hasCoordinator ? <OverviewPage /> : <CheckpointsPage />}</Route>
+            <Route path="/">{hasCoordinator ? <OverviewPage /> : <OfflineHome />}</Route>
             <Route path="/workers">
               <WorkersPage />
             </Route>
@@ -35,6 +37,9 @@ export function App() {
             </Route>
             <Route path="/recovery">
               <RecoveryPage />
+            </Route>
+            <Route path="/tuning">
+              <TuningPage />
             </Route>
             <Route path="/checkpoints">
               <CheckpointsPage />

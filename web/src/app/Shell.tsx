@@ -1,6 +1,8 @@
 import { type ReactNode, useMemo, useState } from "react";
 import { Link, useLocation } from "wouter";
+import { getStudies } from "@/shared/api/getStudies";
 import { postLogout } from "@/shared/api/postLogout";
+import { useApi } from "@/shared/api/useApi";
 import { useLive } from "@/shared/live/store";
 import { type Choice, useTheme } from "@/shared/theme/theme";
 import { Button } from "@/shared/ui/Button";
@@ -18,6 +20,8 @@ interface PageLink {
   label: string;
   icon: IconName;
   needsCoordinator: boolean;
+  /** Whether it is listed only on a server that has a study. */
+  needsStudy?: boolean;
 }
 
 const PAGES: readonly PageLink[] = [
@@ -26,6 +30,7 @@ const PAGES: readonly PageLink[] = [
   { path: "/goodput", label: "Goodput", icon: "compare", needsCoordinator: true },
   { path: "/recovery", label: "Recovery", icon: "follow", needsCoordinator: true },
   { path: "/events", label: "Events", icon: "events", needsCoordinator: true },
+  { path: "/tuning", label: "Tuning", icon: "tuning", needsCoordinator: false, needsStudy: true },
   { path: "/checkpoints", label: "Checkpoints", icon: "checkpoints", needsCoordinator: false },
 ];
 
@@ -44,7 +49,12 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
   const { choice, choose } = useTheme();
   const version = useLive((state) => state.version);
   const jobs = useLive((state) => state.jobs);
-  const pages = PAGES.filter((page) => hasCoordinator || !page.needsCoordinator);
+  const hasStudy = (useApi("studies", getStudies).data?.length ?? 0) > 0;
+  const pages = useMemo(
+    () =>
+      PAGES.filter((page) => (hasCoordinator || !page.needsCoordinator) && (hasStudy || page.needsStudy !== true)),
+    [hasCoordinator, hasStudy],
+  );
   useShortcut(() => {
     setOpen((before) => !before);
   });
@@ -52,7 +62,7 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
   const jobIds = jobs.map((job) => job.job_id).join("\n");
   const commands = useMemo<Command[]>(
     () => [
-      ...PAGES.filter((page) => hasCoordinator || !page.needsCoordinator).map((page) => ({
+      ...pages.map((page) => ({
         id: `page-${page.path}`,
         group: "Go to",
         label: page.label,
@@ -93,7 +103,7 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
         },
       },
     ],
-    [choose, hasCoordinator, href, jobIds, navigate],
+    [choose, href, jobIds, navigate, pages],
   );
   useCommands("shell", commands);
 

@@ -32,6 +32,16 @@ export type RunRecovery = D["RunRecovery"];
 export type RecoveryMoment = D["RecoveryMoment"];
 export type RunInfo = D["RunInfo"];
 export type WorkerLog = D["WorkerLog"];
+export type StudyRef = D["StudyRef"];
+export type StudyInfo = D["StudyInfo"];
+export type StudyTrial = D["StudyTrial"];
+export type TrialState = StudyTrial["state"];
+export type StudyCurves = D["StudyCurves"];
+export type StudyCurve = D["StudyCurve"];
+export type StudyHistory = D["StudyHistory"];
+export type StudyParallel = D["StudyParallel"];
+export type StudyPareto = D["StudyPareto"];
+export type StudyImportances = D["StudyImportances"];
 
 export interface Page<Item> {
   items: Item[];
