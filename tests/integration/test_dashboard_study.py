@@ -22,6 +22,8 @@ from strata.errors import ConfigError
 
 pytest.importorskip("cloudpickle")
 
+pytestmark = pytest.mark.timeout(300)
+
 STRATA = (sys.executable, "-m", "strata.cli")
 SPACE = """
 parameters:
