@@ -65,6 +65,25 @@ CALL = """
         space = SearchSpace().add_float("x", min=0.0, max=1.0)
         TrainingOrchestrator().tune(train, space=space, num_trials=2, workers=1, name="sweep", dashboard=True)
 """
+ORDERED = """
+    import time
+    from pathlib import Path
+
+    from strata import SearchSpace, TrainingOrchestrator
+
+
+    def train(config, trial):
+        step = 0
+        while not Path("enough").exists():
+            step += 1
+            trial.report(step=step, loss=config["x"])
+            time.sleep(0.05)
+
+
+    if __name__ == "__main__":
+        space = SearchSpace().add_float("x", min=0.0, max=1.0)
+        TrainingOrchestrator().tune(train, space=space, num_trials=3, workers=2, name="sweep", dashboard=True)
+"""
 FIT = """
     import time
     from pathlib import Path
@@ -161,6 +180,38 @@ def test_a_study_of_the_command_line_prints_the_address_of_its_view(tmp_path: Pa
             refused = client.get(path)
             assert refused.status_code == 422, path
             assert words in refused.json()["error"]["message"]
+
+
+def test_a_trial_is_stopped_or_started_again_and_the_journal_has_it(tmp_path: Path) -> None:
+    program = written(tmp_path, "program.py", ORDERED)
+    with announced(tmp_path, sys.executable, program) as page:
+
+        def trial(number: int) -> dict[str, Any]:
+            return page.get("/api/study/trial", number=number) or {}
+
+        def order(what: str, number: int, **headers: str) -> httpx.Response:
+            own = headers or {"x-strata-request": "1"}
+            url = f"{page.url}/api/study/trial/{what}"
+            return httpx.post(url, json={"number": number}, headers=own, timeout=DEADLINE_S)
+
+        until(lambda: all(trial(each).get("step") for each in (0, 1)), "two trials report", deadline_s=120.0)
+        assert page.get("/api/study")["may_command"]
+        assert order("stop", 0, origin="http://evil.example").status_code == 403
+        assert order("stop", 0).status_code == 204
+        until(lambda: trial(0)["state"] == "pruned", "the trial ends", deadline_s=120.0)
+        assert trial(0)["reason"] == "stopped by hand"
+        assert order("requeue", 1).status_code == 204
+        until(lambda: trial(1)["num_starts"] == 2, "the trial starts again", deadline_s=120.0)
+        refused = order("stop", 0)
+        assert refused.status_code == 422
+        assert refused.json()["error"]["message"] == "trial 0 has already pruned"
+        journal = (tmp_path / "runs" / "sweep" / "study.jsonl").read_text()
+        assert [line.count('"kind":"Ordered"') for line in journal.splitlines()].count(1) == 2
+    with over(tmp_path, "sweep") as client:
+        assert client.get("/api/study/trial", params={"number": 0}).json()["state"] == "pruned"
+        answer = client.post("/api/study/trial/stop", json={"number": 1}, headers={"x-strata-request": "1"})
+        assert answer.status_code == 422
+        assert "open the page that `strata tune` prints" in answer.json()["error"]["message"]
 
 
 @contextmanager

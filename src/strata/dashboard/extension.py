@@ -103,7 +103,7 @@ class Dashboard:
         add_routes(doors, self._engine, self._sampler, self._broadcast)
         add_goodput_routes(doors.guarded, self._engine, self._sampler, self._record)
         add_run(doors, self._run)
-        add_studies(doors.guarded, self._studies or Studies())
+        add_studies(doors, self._studies or Studies())
         for part in self._parts:
             part.add_to(doors.guarded)
         app.router.default = Pages(read_files(self._static), doors, app.router.default)

@@ -86,6 +86,5 @@ def _of_study(directory: RunDirectory) -> Dashboard:
     """Each trial is a job of its own, so logs by rank, recoveries and checkpoints of one run do not apply."""
     from strata.dashboard.studies.source import Studies, StudySource  # noqa: PLC0415 - imports numpy
 
-    return Dashboard(
-        history=path_beside(directory.journal), parts=[NoPlaces()], studies=Studies([StudySource(directory)])
-    )
+    studies = Studies([StudySource(directory)], takes_orders=True)
+    return Dashboard(history=path_beside(directory.journal), parts=[NoPlaces()], studies=studies)

@@ -136,6 +136,16 @@ class Engine:
             field="workers",
         )
 
+    def order_trial(self, trial: int, order: control.TrialOrder, reason: str) -> None:
+        """Stop a trial, or let it start again; see `Driver.order`.
+
+        Raises:
+            ConfigError: The study has not started yet, or the trial cannot be stopped or started again now.
+        """
+        if self._driver is None:
+            raise ConfigError("the study is starting; ask again in a moment")
+        self._driver.order(trial, order, reason)
+
     async def _run_alone(
         self, place: Path, cluster: RayCluster | None, coordinator: str, security: ClientSecurity | None
     ) -> Finish:

@@ -91,7 +91,7 @@ def make_explorer_app(
     doors = make_doors(guard, admit, problems=PROBLEMS)
     add_login(doors, Sessions(clock.monotonic_s))
     doors.guarded.include_router(router)
-    add_studies(doors.guarded, studies or Studies())
+    add_studies(doors, studies or Studies())
     app.include_router(doors.guarded)
     app.include_router(doors.open)
     app.router.default = Pages(read_files(static), doors, app.router.default)

@@ -36,7 +36,7 @@ STATES: tuple[TrialState, ...] = ("running", "paused", "queued", "finished", "pr
 # -- the study ---------------------------------------------------------------------------------------------------------
 
 
-def info(source: StudySource, now: StudyNow) -> m.StudyInfo:
+def info(source: StudySource, now: StudyNow, *, may_command: bool = False) -> m.StudyInfo:
     state = now.state
     found = snapshot(state, now_s=now.now_s)
     front = best_numbers(now)
@@ -74,6 +74,7 @@ def info(source: StudySource, now: StudyNow) -> m.StudyInfo:
             )
             for each in now.space.parameters.values()
         ],
+        may_command=may_command and now.now_s is not None,
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from strata.coordinator.http.models import Model
 from strata.tune.space.parameters import Kind  # noqa: TC001 - evaluated at run time
+from strata.tune.state.events import MAX_TRIALS
 from strata.tune.state.trial import TrialState  # noqa: TC001 - evaluated at run time
 
 ConfigValue = bool | int | float | str | None
@@ -75,6 +76,12 @@ class StudyInfo(Model):
     best: StudyTrial | None
     num_best: int = Field(description="Trials on the Pareto front; with one objective, at most 1.")
     parameters: list[StudyParameter]
+    may_command: bool = Field(description="Whether this session may stop trials and let them start again.")
+
+
+class TrialOrderRequest(Model):
+    study: str = Field(default="", max_length=128, description="Id of the study; the first one by default.")
+    number: int = Field(ge=0, le=MAX_TRIALS, description="The trial.")
 
 
 class StudyCurve(Model):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from fastapi import Query
+from fastapi import Body, Depends, Query, Request
 
 from strata.coordinator.http.app import MAX_OFFSET
 from strata.coordinator.http.models import Page
 from strata.dashboard.studies import figures
 from strata.dashboard.studies import models as m
-from strata.errors import ConfigError, RunFailed
+from strata.errors import ConfigError, InvalidArgument, RunFailed
+from strata.transport.tokens import Role, require
 from strata.tune.state.events import MAX_TRIALS
 from strata.tune.state.trial import TrialState
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
+    from strata.coordinator.http.access import Doors
     from strata.dashboard.studies.source import Studies, StudyNow
+    from strata.launch.control import TrialOrder
 
 T = TypeVar("T")
 MAX_CHOSEN = 50
@@ -51,11 +54,12 @@ ResultLimit = Annotated[int, Query(ge=2, le=5_000, description="The maximum numb
 LineLimit = Annotated[int, Query(ge=2, le=2_000, description="The maximum number of trials.")]
 
 
-def add_studies(router: APIRouter, studies: Studies) -> None:
+def add_studies(doors: Doors, studies: Studies) -> None:
     """Add the routes. Without a study, the list is empty, and the others are refused."""
-
+    router, access = doors.guarded, doors.access
     _add_trials(router, studies)
     _add_pictures(router, studies)
+    _add_orders(doors, studies)
 
     @router.get("/api/studies")
     async def all_studies() -> m.StudyList:
@@ -63,10 +67,11 @@ def add_studies(router: APIRouter, studies: Studies) -> None:
         return m.StudyList(items=[m.StudyRef(study=each.id, name=each.directory.name) for each in studies.all()])
 
     @router.get("/api/study")
-    async def study_info(study: StudyId = "") -> m.StudyInfo:
+    async def study_info(request: Request, study: StudyId = "") -> m.StudyInfo:
         """Return a study as its journal has it now."""
         source = studies.get(study)
-        return await _looked(studies, study, lambda now: figures.info(source, now))
+        may_command = studies.takes_orders and access.role_of(request) >= Role.ADMIN
+        return await _looked(studies, study, lambda now: figures.info(source, now, may_command=may_command))
 
 
 async def _looked(studies: Studies, study: str, look: Callable[[StudyNow], T]) -> T:
@@ -77,6 +82,27 @@ async def _looked(studies: Studies, study: str, look: Callable[[StudyNow], T]) -
             return look(now)
 
     return await asyncio.to_thread(work)
+
+
+def _add_orders(doors: Doors, studies: Studies) -> None:
+    async def admin(request: Request) -> None:
+        require(doors.access.role_of(request), Role.ADMIN, request.url.path)
+
+    async def carry_out(body: m.TrialOrderRequest, order: TrialOrder) -> None:
+        source = studies.get(body.study)
+        if not studies.takes_orders:
+            raise InvalidArgument("this server only reads studies; open the page that `strata tune` prints")
+        await asyncio.to_thread(source.order, body.number, order)
+
+    @doors.guarded.post("/api/study/trial/stop", dependencies=[Depends(admin)], status_code=204)
+    async def stop(body: Annotated[m.TrialOrderRequest, Body()]) -> None:
+        """Stop a trial that has started, for good: it ends as pruned. The order is in the journal then."""
+        await carry_out(body, "stop")
+
+    @doors.guarded.post("/api/study/trial/requeue", dependencies=[Depends(admin)], status_code=204)
+    async def requeue(body: Annotated[m.TrialOrderRequest, Body()]) -> None:
+        """Let a running trial save and start again from its checkpoint. The order is in the journal then."""
+        await carry_out(body, "requeue")
 
 
 def _add_trials(router: APIRouter, studies: Studies) -> None:

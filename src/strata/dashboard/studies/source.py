@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from strata.clock import SystemClock
 from strata.errors import ConfigError, InvalidArgument
-from strata.launch.record.directory import UNDER_WAY, open_directory, open_run, state_now
+from strata.launch import control
+from strata.launch.record.directory import UNDER_WAY, is_alive, open_directory, open_run, state_now
 from strata.tune.analysis import importances_of
 from strata.tune.journal import JOURNAL, JournalFollower
 from strata.tune.schedulers import RunAll
@@ -125,6 +126,24 @@ class StudySource:
             if not found.is_more:
                 return
 
+    def order(self, trial: int, order: control.TrialOrder) -> None:
+        """Stop a trial for good, or let it save and start again. Returns once the journal has it.
+
+        Raises:
+            InvalidArgument: The study does not run on this machine, or refuses; nothing was changed.
+        """
+        status = self.directory.status
+        if status is None or not is_alive(status) or not status.control:
+            name = self.directory.name
+            raise InvalidArgument(
+                f"study {name} does not run on this machine; `strata tune --resume {name}` continues it", field="study"
+            )
+        words = {"stop": "stopped by hand", "requeue": "started again by hand"}
+        try:
+            control.ask(status.control, control.OrderTrial(trial, order, words[order]))
+        except ConfigError as error:
+            raise InvalidArgument(error.message, field="number") from error
+
     def importances(self, objective: str | None) -> tuple[dict[str, float], int]:
         """Return how much each parameter matters, and the number of trials from which that is computed.
 
@@ -167,11 +186,15 @@ def open_study(location: str) -> StudySource | None:
 class Studies:
     """The studies of a server: one on the page of a study, those that were opened by `strata dashboard`, or none."""
 
-    def __init__(self, sources: Iterable[StudySource] = ()) -> None:
+    def __init__(self, sources: Iterable[StudySource] = (), *, takes_orders: bool = False) -> None:
         """
+        Args:
+            takes_orders: An admin may stop trials, and let them start again.
+
         Raises:
             InvalidArgument: There are too many.
         """
+        self.takes_orders = takes_orders
         self._found = {each.id: each for each in sources}
         if len(self._found) > MAX_STUDIES:
             raise InvalidArgument(f"{len(self._found)} studies are more than {MAX_STUDIES}; open fewer", field="study")

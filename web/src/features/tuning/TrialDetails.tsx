@@ -7,6 +7,7 @@ import { Button } from "@/shared/ui/Button";
 import { Command, Failure, Loading } from "@/shared/ui/Notice";
 import { Panel } from "@/shared/ui/Panel";
 import { useQuery } from "@/shared/url/useQuery";
+import { TrialCommands } from "./TrialCommands";
 import { valueWords } from "./views";
 
 /** One trial: its configuration, last values, reason and checkpoint. */
@@ -22,14 +23,19 @@ export function TrialDetails({ found, trial }: { found: StudyInfo; trial: number
       title={`Trial ${trial}`}
       detail={data?.state}
       actions={
-        <Button
-          look="quiet"
-          icon="close"
-          aria-label="Close the trial"
-          onClick={() => {
-            set({ trial: null });
-          }}
-        />
+        <>
+          {found.may_command && data !== undefined && data !== null && (
+            <TrialCommands key={trial} study={found.study} trial={data} />
+          )}
+          <Button
+            look="quiet"
+            icon="close"
+            aria-label="Close the trial"
+            onClick={() => {
+              set({ trial: null });
+            }}
+          />
+        </>
       }
     >
       {error !== undefined && <Failure error={error} onRetry={reload} />}
