@@ -159,6 +159,19 @@ def test_a_new_report_appears_without_a_reload(browser: Browser, sweep: Sweep) -
         assert page.evaluate("window.isSame")
 
 
+def test_a_stop_of_a_trial_asks_first(browser: Browser, sweep: Sweep) -> None:
+    number = sweep.get("/api/study/trials", state="running")["items"][0]["number"]
+    with tab(browser, sweep.url) as opened:
+        page = loaded(opened, trial=str(number))
+        page.get_by_role("button", name="Stop…").click()
+        expect(page.get_by_role("dialog", name=f"Stop trial {number}?")).to_be_visible()
+        opened.shoot("tuning-stop")
+        assert opened.violations() == []
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert sweep.get("/api/study/trial", number=number)["state"] == "running"
+
+
 def test_a_study_that_is_over_opens_by_its_name(browser: Browser, sweep: Sweep) -> None:
     (sweep.directory / "enough").touch()
     assert sweep.process.wait(timeout=120) == 0
