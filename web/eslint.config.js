@@ -2,7 +2,7 @@ import jsxA11y from "eslint-plugin-jsx-a11y";
 import reactHooks from "eslint-plugin-react-hooks";
 import tseslint from "typescript-eslint";
 
-const FEATURES = ["overview", "workers", "events", "checkpoints"];
+const FEATURES = ["overview", "workers", "events", "checkpoints", "goodput", "recovery", "tuning"];
 
 /** Imports point down: app → features → shared, and no feature imports another one. */
 function layer(files, forbidden) {

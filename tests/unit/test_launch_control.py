@@ -28,9 +28,9 @@ class Agent:
         self.asked.append(("scale", workers, servers))
 
 
-def with_agent(path: Path, ask: Callable[[], None]) -> Agent:
+def with_agent(path: Path, ask: Callable[[], None], agent: Agent | None = None) -> Agent:
     """Ask in a thread, as another program would."""
-    agent = Agent()
+    agent = agent or Agent()
 
     async def serve() -> None:
         async with control.serve(agent, path):
@@ -55,6 +55,22 @@ def test_an_agent_does_what_it_is_asked(tmp_path: Path) -> None:
         ("scale", 3, None),
         ("scale", None, 2),
     ]
+
+
+def test_an_order_for_a_trial_reaches_the_agent_of_a_study_and_is_refused_by_that_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "control"
+
+    class StudyAgent(Agent):
+        def order_trial(self, trial: int, order: control.TrialOrder, reason: str) -> None:
+            self.asked.append((trial, order, reason))
+
+    def ask() -> None:
+        control.ask(str(path), control.OrderTrial(7, "stop", "by hand" + "!" * 1_000))
+
+    ((trial, order, reason),) = with_agent(path, ask, StudyAgent()).asked
+    assert (trial, order, len(reason)) == (7, "stop", control.MAX_REASON)
+    with pytest.raises(ConfigError, match="a run has no trials; only studies do"):
+        with_agent(path, ask)
 
 
 def test_a_refusal_is_returned_as_text(tmp_path: Path) -> None:

@@ -32,8 +32,13 @@ LAYERS = (
 )
 DEPTH = {package: depth for depth, layer in enumerate(LAYERS) for package in layer}
 GROUND = LAYERS[-1]  # small modules that may use one another
-# `TrainingOrchestrator.tune` and `Trainer.tune` enter a higher layer, which is loaded when they are called.
-ENTRANCES = {"strata.train.orchestrator", "strata.trainer.trainer", "strata.trainer.tuning"}
+# `TrainingOrchestrator.tune` and `Trainer.tune` enter a higher layer, which is loaded when they are called, and so does
+# `dashboard=True`.
+ENTRANCES = {
+    "strata.train.orchestrator": {"tune", "dashboard"},
+    "strata.trainer.trainer": {"tune"},
+    "strata.trainer.tuning": {"tune"},
+}
 SHOWS_ALL = {"bench", "demo"}  # they put everything to work, so they may import everything but the command line
 
 WIRE_MODULES = (
@@ -108,7 +113,7 @@ def direction_problem(module: str, imported: str) -> str | None:
         return None
     if here == "" or (module == "strata.train" and there == "trainer"):
         return None  # they only lend names, and load nothing: tests/unit/test_import.py
-    if module in ENTRANCES and there == "tune":
+    if there in ENTRANCES.get(module, ()):
         return None
     if here in SHOWS_ALL and there != "cli":
         return None

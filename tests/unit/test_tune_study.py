@@ -362,6 +362,68 @@ def test_max_mode_and_several_objectives() -> None:
         World(world.spec).report(0, 1, 0.5)
 
 
+# -- orders ------------------------------------------------------------------------------------------------------------
+
+
+def order(world: World, trial: int, what: e.Order) -> str:
+    return world.do(e.Ordered(trial=trial, order=what, reason="by hand"))
+
+
+def test_a_running_trial_that_is_stopped_by_hand_ends_as_pruned_and_its_slot_takes_the_next() -> None:
+    world = World(spec(num_trials=2))
+    world.report(0, 1, 0.5)
+    assert order(world, 0, "stop") == ""
+    assert world.last() == Stop(0, 1, 0, "by hand", is_saving=False)
+    world.stopped(0)
+
+    assert (world.state.trials[0].state, world.state.trials[0].reason) == ("pruned", "by hand")
+    assert starts(world)[-1] == (1, 1, 0)
+
+
+def test_a_trial_that_is_requeued_saves_and_starts_again_from_its_checkpoint() -> None:
+    world = World(spec(num_trials=1))
+    world.report(0, 3, 0.5)
+    assert order(world, 0, "requeue") == ""
+    assert world.last() == Stop(0, 1, 0, "by hand", is_saving=True)
+    world.save(0, 3)
+    world.stopped(0)
+
+    again = world.last()
+    assert isinstance(again, Start)
+    assert (again.trial, again.lease, again.checkpoint, again.step) == (0, 2, "0/3", 3)
+
+
+def test_a_paused_trial_that_is_stopped_by_hand_is_never_resumed() -> None:
+    world = World(spec(num_trials=4, scheduler="asha", scheduler_options={"kind": "promote", "min_step": 1}))
+    world.report(0, 1, 0.1)
+    world.stopped(0)
+    assert world.states()[0] == "paused"
+    assert order(world, 0, "stop") == ""
+    run_out(world)
+
+    assert world.states()[0] == "pruned"
+    assert [trial for trial, *_ in starts(world)].count(0) == 1
+    assert world.state.ended is not None
+    assert world.state.ended.is_complete
+
+
+def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason_and_leaves_no_fact() -> None:
+    world = World(spec(num_trials=4, ask_ahead=2), num_slots=2)
+    world.finish(0, 0.5)
+    waiting = next(each.number for each in world.state.trials.values() if each.state == "queued")
+    running = world.state.running[0].number
+    num_facts = len(world.journal)
+
+    assert order(world, 0, "stop") == "trial 0 has already finished"
+    assert order(world, 9, "requeue") == "there is no trial 9"
+    assert order(world, waiting, "stop") == f"trial {waiting} has not started yet"
+    assert len(world.journal) == num_facts
+    assert order(world, running, "requeue") == ""
+    assert order(world, running, "stop") == f"trial {running} is already being stopped: by hand"
+    world.do(e.StopRequested(reason="timeout"))
+    assert order(world, running, "stop") == "study study is ending: timeout"
+
+
 # -- stop, pause, resume -----------------------------------------------------------------------------------------------
 
 
@@ -608,13 +670,13 @@ def check(world: World) -> None:
         assert free <= 0 or not waiting, "a trial waits beside a free slot"
 
 
-def progress(world: World, data: st.DataObject) -> None:
+def progress(world: World, data: st.DataObject) -> None:  # noqa: C901 - one case per kind
     """One random event, some of them too late or wrong."""
     trials = sorted(world.state.trials)
     running = [each.number for each in world.state.running]
     kinds = ["resize", "stop", "restart"] * (data.draw(st.integers(0, 9)) == 0)
     kinds += ["answer"] * bool(world.asks)
-    kinds += ["report", "save", "stopped", "finish", "fail", "lose", "expire"] * bool(trials)
+    kinds += ["report", "save", "stopped", "finish", "fail", "lose", "expire", "order"] * bool(trials)
     if not kinds:
         return
     kind = data.draw(st.sampled_from(kinds))
@@ -640,6 +702,9 @@ def progress(world: World, data: st.DataObject) -> None:
         case "lose" | "expire":
             what = e.Lost if kind == "lose" else e.Expired
             world.do(what(trial=trial, lease=lease, reason="silent"))
+        case "order":
+            order: e.Order = data.draw(st.sampled_from(["stop", "requeue"]))
+            world.do(e.Ordered(trial=trial, order=order, reason="by hand"))
         case "resize":
             world.do(world.resized(data.draw(st.integers(0, 4))))
         case "stop":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strata.launch.actions import Finish
     from strata.launch.record.directory import RunDirectory
     from strata.launch.record.log import Which
-    from strata.launch.run import RunPage
+    from strata.launch.run import PageOf
 
 Logs = Annotated[
     str, typer.Option(help="Workers whose output is shown: rank0, all or none. auto: rank0, or none with --quiet.")
@@ -36,7 +36,7 @@ DashboardAt = Annotated[
     typer.Option(
         "--dashboard",
         metavar="HOST:PORT",
-        help="Address of the run's dashboard on this machine; port 0 picks a free one. 'off': no dashboard.",
+        help="Address of the dashboard on this machine; port 0 picks a free one. 'off': no dashboard.",
     ),
 ]
 DASHBOARD = "127.0.0.1:0"
@@ -134,6 +134,7 @@ def run(
     """
     from strata.clock import SystemClock  # noqa: PLC0415 (heavy imports only when the command runs)
     from strata.config import parse_bytes  # noqa: PLC0415
+    from strata.dashboard.page import opener  # noqa: PLC0415
     from strata.launch.environment import STORAGE_OPTIONS  # noqa: PLC0415
     from strata.launch.record import directory as run_directory  # noqa: PLC0415
     from strata.launch.spec import RunSpec, Size  # noqa: PLC0415
@@ -180,9 +181,8 @@ def run(
         from strata.launch.nodes.ray_cluster import check  # noqa: PLC0415
 
         check(spec)
-    which = _which(logs, quiet=quiet)
-    _check_dashboard(dashboard)
-    _carry_out(run_directory.create(spec), logs=which, quiet=quiet, dashboard=dashboard)
+    which, page_of = _which(logs, quiet=quiet), opener(dashboard, quiet=quiet)
+    _carry_out(run_directory.create(spec), logs=which, quiet=quiet, page_of=page_of)
 
 
 def resume(
@@ -200,11 +200,12 @@ def resume(
     """
     import msgspec  # noqa: PLC0415
 
+    from strata.dashboard.page import opener  # noqa: PLC0415
     from strata.errors import ConfigError  # noqa: PLC0415
     from strata.launch.record.directory import open_run  # noqa: PLC0415
     from strata.launch.spec import Size, not_divisible  # noqa: PLC0415
 
-    _check_dashboard(dashboard)
+    page_of = opener(dashboard, quiet=quiet)
     directory, which = open_run(name), _which(logs, quiet=quiet)
     if is_study(directory):
         raise ConfigError(
@@ -216,7 +217,7 @@ def resume(
             if status is not None and status.only_workers and not size.allows(status.only_workers):
                 raise ConfigError(not_divisible(size, status.only_workers), field="workers")
             directory.write_spec(msgspec.structs.replace(directory.spec, workers=size))
-    _carry_out(directory, logs=which, quiet=quiet, dashboard=dashboard)
+    _carry_out(directory, logs=which, quiet=quiet, page_of=page_of)
 
 
 def stop(
@@ -302,68 +303,15 @@ def _which(logs: str, *, quiet: bool) -> Which:
     return "none" if quiet and which == "auto" else which
 
 
-def _check_dashboard(address: str) -> None:
-    """Check the address before a run is created.
-
-    Raises:
-        ConfigError: It is not an address, or other machines could reach it, for which a run has no tokens.
-    """
-    from strata.errors import ConfigError  # noqa: PLC0415
-    from strata.transport.addresses import parse_address  # noqa: PLC0415
-
-    if address == "off":
-        return
-    parsed = parse_address(address, field="dashboard")
-    if parsed.path or not parsed.is_local:
-        raise ConfigError(
-            f"--dashboard {address} is not an address of this machine's loopback; use 127.0.0.1:PORT, and ssh -L to "
-            "reach it from another machine",
-            field="dashboard",
-        )
-
-
-def _page(directory: RunDirectory, address: str, *, quiet: bool) -> RunPage | None:
-    """Return the dashboard of a run, which only this user can open."""
-    from strata.coordinator.extension import HttpOptions  # noqa: PLC0415
-    from strata.dashboard.explorer.part import ExplorerPart  # noqa: PLC0415
-    from strata.dashboard.extension import Dashboard  # noqa: PLC0415
-    from strata.dashboard.history.file import path_beside  # noqa: PLC0415
-    from strata.dashboard.run import DirectoryRun  # noqa: PLC0415
-    from strata.dashboard.run_record import RunRecord  # noqa: PLC0415
-    from strata.launch.environment import storage_options_in  # noqa: PLC0415
-    from strata.launch.run import RunPage  # noqa: PLC0415
-
-    if address == "off":
-        return None
-
-    def announce(url: str) -> None:
-        if not quiet:
-            echo(f"dashboard: {url}", err=True)
-
-    spec = directory.spec
-    options = storage_options_in(spec.variables) if "://" in spec.checkpoints else {}
-    explorer = ExplorerPart(spec.checkpoints, label=directory.name, storage_options=options)
-    dashboard = Dashboard(
-        history=path_beside(directory.journal),
-        parts=[explorer],
-        run=DirectoryRun(directory),
-        record=RunRecord(directory),
-    )
-    return RunPage(
-        listen=address,
-        options=HttpOptions(extensions=(dashboard,), is_lazy=True, is_private=True),
-        announce=announce,
-    )
-
-
-def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool, dashboard: str) -> None:
+def _carry_out(directory: RunDirectory, *, logs: Which, quiet: bool, page_of: PageOf | None) -> None:
     from strata.clock import SystemClock  # noqa: PLC0415
     from strata.launch.record.display import display_for  # noqa: PLC0415
     from strata.launch.run import run as run_it  # noqa: PLC0415
 
     display = display_for(sys.stderr, SystemClock(), quiet)
     try:
-        finish = run_it(directory, display, logs=logs, page=_page(directory, dashboard, quiet=quiet))
+        page = None if page_of is None else page_of(directory)
+        finish = run_it(directory, display, logs=logs, page=page)
     finally:
         display.close()
     _print_result(directory, finish, logs)

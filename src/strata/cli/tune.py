@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strata.cli.exit_codes import ExitCode
-from strata.cli.run import Env, Every, Preload, Quiet, environment, script_path
+from strata.cli.run import DASHBOARD, DashboardAt, Env, Every, Preload, Quiet, environment, script_path
 from strata.cli.runs import duration_s
 from strata.printing import counted
 from strata.terminal import echo, echo_json
@@ -201,6 +201,7 @@ def tune(
             rich_help_panel=_PLACE,
         ),
     ] = "",
+    dashboard: DashboardAt = DASHBOARD,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -211,7 +212,8 @@ def tune(
     strata.init(). A trial that is killed resumes from its last checkpoint.
     Arguments after -- are passed to the script.
     """
-    from strata.errors import ConfigError  # noqa: PLC0415 (heavy imports only when the command runs)
+    from strata.dashboard.page import opener  # noqa: PLC0415 (heavy imports only when the command runs)
+    from strata.errors import ConfigError  # noqa: PLC0415
     from strata.train.orchestrator import TrainingOrchestrator  # noqa: PLC0415
     from strata.tune import call as studies  # noqa: PLC0415
     from strata.tune.modes import MODES  # noqa: PLC0415
@@ -231,6 +233,7 @@ def tune(
                 timeout_s=timeout_s,
                 report_timeout_s=report_timeout_s,
                 quiet=quiet,
+                page_of=opener(dashboard, quiet=quiet, is_study=True),
             ),
             name=resume,
             as_json=as_json,
@@ -283,6 +286,7 @@ def tune(
             warm_start=warm_start or [],
             options=_options(option or []),
             quiet=quiet,
+            dashboard=False if coordinator else dashboard,
         ),
         name=chosen,
         as_json=as_json,
@@ -290,7 +294,10 @@ def tune(
 
 
 _WITH_RESUME = frozenset(
-    {"resume", "trials", "workers", "max_workers_per_trial", "timeout", "report_timeout", "as_json", "quiet"}
+    {
+        *("resume", "trials", "workers", "max_workers_per_trial", "timeout", "report_timeout"),
+        *("dashboard", "as_json", "quiet"),
+    }
 )
 
 

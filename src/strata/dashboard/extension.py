@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strata.dashboard.live.broadcast import Broadcast
     from strata.dashboard.run import RunControl
     from strata.dashboard.run_record import RunRecord
+    from strata.dashboard.studies.source import Studies
 
 STATIC = Path(__file__).parent / "static"
 PAGE_ROUTES = (
@@ -57,6 +58,7 @@ class Dashboard:
         parts: Sequence[Part] = (),
         run: RunControl | None = None,
         record: RunRecord | None = None,
+        studies: Studies | None = None,
         interval_s: float = INTERVAL_S,
         static: Path = STATIC,
     ) -> None:
@@ -65,8 +67,10 @@ class Dashboard:
             history: The file of the history, None to keep it in memory.
             run: Reads the logs of the run whose page this is, and carries out commands.
             record: The directory of that run, which has its timeline.
+            studies: The study whose page this is.
         """
         self._record = record
+        self._studies = studies
         self._history = history
         self._parts = tuple(parts)
         self._run = run
@@ -82,7 +86,8 @@ class Dashboard:
         self._sampler.start()
 
     def load(self) -> None:
-        for module in (*PAGE_ROUTES, "http.login", "http.pages", "http.routes", "http.run", "live.broadcast"):
+        other = ("http.login", "http.pages", "http.routes", "http.run", "live.broadcast", "studies.routes")
+        for module in (*PAGE_ROUTES, *other):
             importlib.import_module(f"strata.dashboard.{module}")
         for part in self._parts:
             part.load()
@@ -99,6 +104,8 @@ class Dashboard:
         from strata.dashboard.http.sessions import Sessions  # noqa: PLC0415
         from strata.dashboard.http.time_routes import add_time_routes  # noqa: PLC0415
         from strata.dashboard.live.broadcast import Broadcast  # noqa: PLC0415
+        from strata.dashboard.studies.routes import add_studies  # noqa: PLC0415
+        from strata.dashboard.studies.source import Studies  # noqa: PLC0415 - imports numpy
 
         assert self._engine is not None, "started"
         assert self._sampler is not None, "started"
@@ -111,6 +118,7 @@ class Dashboard:
         add_time_routes(doors.guarded, self._engine, self._sampler)
         add_lineage_routes(doors.guarded, self._engine, self._record)
         add_run(doors, self._run)
+        add_studies(doors, self._studies or Studies())
         for part in self._parts:
             part.add_to(doors.guarded)
         app.router.default = Pages(read_files(self._static), doors, app.router.default)

@@ -1,4 +1,5 @@
-"""Requests to a running agent, to stop or to scale: by signals, or as one JSON line each way over a Unix socket.
+"""Requests to a running agent, to stop, to scale, or for a trial of a study: by signals, or as one JSON line each way
+over a Unix socket.
 
 The socket is in a directory that only the agent's user can enter.
 """
@@ -11,7 +12,7 @@ import os
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_LINE_BYTES = 4096
+MAX_REASON = 200
 TIMEOUT_S = 10.0
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 """SIGHUP comes when the terminal is closed."""
@@ -37,11 +39,22 @@ class Scale(msgspec.Struct, frozen=True, tag="scale", tag_field="do", forbid_unk
     servers: int | None = None
 
 
+TrialOrder = Literal["stop", "requeue"]
+
+
+class OrderTrial(msgspec.Struct, frozen=True, tag="trial", tag_field="do", forbid_unknown_fields=True):
+    """Of a study: stop a trial for good, or let it save and start again from its checkpoint."""
+
+    trial: int
+    order: TrialOrder
+    reason: str = ""
+
+
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str = ""
 
 
-Request = Stop | Scale
+Request = Stop | Scale | OrderTrial
 
 
 class Controlled(Protocol):
@@ -52,6 +65,13 @@ class Controlled(Protocol):
         ...
 
     def scale(self, workers: int | None, servers: int | None = None) -> None: ...
+
+
+@runtime_checkable
+class HasTrials(Protocol):
+    """What the agent of a study provides as well."""
+
+    def order_trial(self, trial: int, order: TrialOrder, reason: str) -> None: ...
 
 
 @contextlib.asynccontextmanager
@@ -79,6 +99,10 @@ def _carry_out(agent: Controlled, line: bytes) -> Answer:
                 agent.stop("strata stop", is_now=is_now)
             case Scale(workers, servers):
                 agent.scale(workers, servers)
+            case OrderTrial(trial, order, reason):
+                if not isinstance(agent, HasTrials):
+                    raise ConfigError("a run has no trials; only studies do")
+                agent.order_trial(trial, order, reason[:MAX_REASON])
     except (msgspec.DecodeError, StrataError) as error:
         return Answer(str(error))
     return Answer()

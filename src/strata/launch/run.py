@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from strata.launch.record.log import Which
     from strata.transport.credentials import ClientSecurity
 
+    PageOf = Callable[[RunDirectory], "RunPage"]
+    """Returns the page of a run: layers above pass it down, because they know what a page shows."""
+
 LEASE = LeaseConfig(heartbeat_s=0.25, suspicion_s=0.25, lease_s=60.0, tick_s=0.25, step_timeout_s=0.0)
 """Timeouts on one machine. A reset connection means a dead worker, and heartbeats are cheap; but a library may hold the
 GIL for many seconds, so the lease is long. The agent itself watches for hung workers.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from strata.launch.actions import Finish
     from strata.launch.record.directory import RunDirectory
     from strata.launch.record.log import Which
+    from strata.launch.run import PageOf, RunPage
 
 Result = TypeVar("Result")
 CALLED = "strata.train.function"
@@ -49,9 +50,10 @@ def run_call(
     max_restarts: int = 3,
     checkpoints: str = "",
     logs: str = "auto",
+    page_of: PageOf | None = None,
 ) -> list[Any]:
     """Make a call on workers, and on parameter servers as the last ranks; `TrainingOrchestrator.run` documents the
-    other arguments and the errors.
+    other arguments and the errors. `page_of` returns the page that is served meanwhile.
     """
     from strata.launch.record.log import parse_which  # noqa: PLC0415
 
@@ -65,7 +67,7 @@ def run_call(
         max_restarts=max_restarts,
         checkpoints=checkpoints,
     )
-    finish = _carry_out(directory, which)
+    finish = _carry_out(directory, which, None if page_of is None else page_of(directory))
     if finish.outcome != "done":
         raise _failure(directory, finish)
     status = directory.status
@@ -177,7 +179,7 @@ def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
     return safe_imports(text)
 
 
-def _carry_out(directory: RunDirectory, logs: Which) -> Finish:
+def _carry_out(directory: RunDirectory, logs: Which, page: RunPage | None) -> Finish:
     """Run the agent; in another thread if this one already has an event loop, as in a notebook."""
     from strata.launch.record.display import display_for  # noqa: PLC0415
     from strata.launch.run import run  # noqa: PLC0415 - heavy
@@ -187,7 +189,7 @@ def _carry_out(directory: RunDirectory, logs: Which) -> Finish:
     def work() -> Finish:
         display = display_for(sys.stderr, SystemClock(), quiet=not is_watched)
         try:
-            return run(directory, display, logs=logs)
+            return run(directory, display, logs=logs, page=page)
         finally:
             display.close()
 

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from strata.coordinator.state.events import CommandRecord, ShardEntry
     from strata.coordinator.state.shards import Shard
     from strata.coordinator.state.views import Progress
+    from strata.launch.run import PageOf
     from strata.tune.callbacks import StudyCallback
     from strata.tune.space import SearchSpace
     from strata.tune.study import Study
 
-__all__ = ["TrainingOrchestrator", "preload_of"]
+__all__ = ["TrainingOrchestrator", "page_opener", "preload_of"]
 
 SESSION_TIMEOUT_S = 300.0
 """Time for all workers to reach their first save."""
@@ -291,6 +292,7 @@ class TrainingOrchestrator:
         max_restarts: int = 3,
         checkpoints: str | os.PathLike[str] = "",
         logs: str = "auto",
+        dashboard: bool | str = False,
         **kwargs: Any,
     ) -> list[Any]:
         """Call `train_fn(*args, **kwargs)` on workers, as `strata run` runs a script; return the results in the order
@@ -308,6 +310,8 @@ class TrainingOrchestrator:
             max_restarts: Number of failures that the run may survive.
             checkpoints: Directory or URL for `strata.init()`; default: in the run's directory.
             logs: Whose output to print: "rank0", "all" or "none". "auto" is rank 0.
+            dashboard: Serve the page of the run while it runs, and print its address; "127.0.0.1:8000" for a certain
+                port. Not for a Ray cluster of other machines.
 
         Raises:
             ConfigError: A setting is invalid; the message names the cure.
@@ -322,6 +326,7 @@ class TrainingOrchestrator:
             max_restarts=max_restarts,
             checkpoints=os.fspath(checkpoints),
             logs=logs,
+            page_of=page_opener(dashboard),
         )
 
     def tune(
@@ -347,6 +352,7 @@ class TrainingOrchestrator:
         callbacks: Sequence[StudyCallback] = (),
         options: Mapping[str, Any] | None = None,
         quiet: bool = False,
+        dashboard: bool | str = False,
     ) -> Study:
         """Call `train_fn(config)` or `train_fn(config, trial)` with many configurations; return the study.
 
@@ -381,6 +387,9 @@ class TrainingOrchestrator:
             callbacks: Objects to call when a trial starts, reports or ends: see `strata.tune.callbacks.StudyCallback`.
             options: Options of the mode, such as `{"kind": "stop"}` for "asha".
             quiet: Show neither the live table nor, where stderr is not a terminal, a line per event.
+            dashboard: Serve the page of the study while it runs, and print its address; "127.0.0.1:8000" for a certain
+                port. Not with a coordinator of its own or a Ray cluster of other machines; `strata dashboard NAME`
+                shows any study.
 
         Raises:
             ConfigError: A setting is invalid; the message names the cure.
@@ -389,6 +398,12 @@ class TrainingOrchestrator:
         """
         from strata.tune.call import tune  # noqa: PLC0415 - a higher layer, which imports this one
 
+        if self._url and dashboard not in (False, "off"):
+            raise ConfigError(
+                f"dashboard={dashboard!r} needs the coordinator inside this process, but {self._url} was passed; leave "
+                "it out, and open the page of that coordinator, or `strata dashboard NAME` on this machine",
+                field="dashboard",
+            )
         metrics = [metric] if isinstance(metric, str) else list(metric)
         directions = [mode] * len(metrics) if isinstance(mode, str) else list(mode)
         for direction in directions:
@@ -417,4 +432,18 @@ class TrainingOrchestrator:
             warm_start=warm_start,
             callbacks=callbacks,
             quiet=quiet,
+            page_of=page_opener(dashboard, quiet=quiet, is_study=True),
         )
+
+
+def page_opener(dashboard: bool | str, *, quiet: bool = False, is_study: bool = False) -> PageOf | None:
+    """Return what opens the page of a run, or of a study; None without one, and then nothing is imported.
+
+    Raises:
+        ConfigError: It is not an address of this machine's loopback.
+    """
+    if dashboard is False:
+        return None
+    from strata.dashboard.page import opener  # noqa: PLC0415 - a higher layer, which imports this one
+
+    return opener(dashboard, quiet=quiet, is_study=is_study)

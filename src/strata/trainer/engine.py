@@ -29,6 +29,7 @@ from strata.train.startup import alone, init
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from strata.launch.run import PageOf
     from strata.train.context import Context
 
 T = TypeVar("T")
@@ -98,6 +99,8 @@ class Launched:
     """Parameter servers, in addition to the workers."""
     is_asynchronous: bool = False
     """Whether workers share nothing but the servers while they train, so that each can be restarted alone."""
+    page_of: PageOf | None = None
+    """Returns the page that is served while they run."""
 
     def prepared(self) -> contextlib.AbstractContextManager[None]:
         return importing_ahead(_launched_worker, *PRELOAD) if self.engine == "local" else contextlib.nullcontext()
@@ -118,6 +121,7 @@ class Launched:
             max_restarts=self.max_restarts,
             checkpoints=saving.checkpoints,
             logs=self.logs,
+            page_of=self.page_of,
         )
         found: T = results[0]
         return found
@@ -158,11 +162,14 @@ def choose(
     servers: int = 0,
     is_apart: bool = False,
     is_asynchronous: bool = False,
+    page_of: PageOf | None = None,
 ) -> Engine:
     """Return the engine for a Trainer's arguments in this process.
 
     Args:
         is_apart: Even a single worker needs a process of its own, because it takes the module apart.
+        page_of: Returns the page of a run that is started here. A page belongs to a run, so even a single worker is
+            one then.
 
     Raises:
         ConfigError: An argument is invalid, even if the engine for this process does not use it.
@@ -175,7 +182,7 @@ def choose(
     RunSpec(name=named, script="unknown", workers=size, directory="", checkpoints="", max_restarts=max_restarts)
     if is_worker():
         return Joined(servers=servers, is_asynchronous=is_asynchronous)
-    if size == Size(1, 1) and engine == "local" and not servers and not is_apart:
+    if size == Size(1, 1) and engine == "local" and not (servers or is_apart or page_of):
         return Inline()
     return Launched(
         workers=workers,
@@ -185,6 +192,7 @@ def choose(
         logs=logs,
         servers=servers,
         is_asynchronous=is_asynchronous,
+        page_of=page_of,
     )
 
 

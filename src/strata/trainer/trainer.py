@@ -24,6 +24,7 @@ from strata.checkpoint import CheckpointManager
 from strata.errors import InvalidArgument, LimitExceeded
 from strata.scratch import Scratch
 from strata.storage.memory import MemoryStore
+from strata.train.orchestrator import page_opener
 from strata.train.startup import check_options, strategy_of
 from strata.trainer import engine as engines
 from strata.trainer import places, sources, work
@@ -106,6 +107,7 @@ class Trainer:
         seed: int = 0,
         deterministic: bool = False,
         log_every: int = 10,
+        dashboard: bool | str = False,
     ) -> None:
         """
         Args:
@@ -139,6 +141,9 @@ class Trainer:
             seed: Determines the order of rows and the random numbers of training.
             deterministic: Use deterministic algorithms only.
             log_every: Steps between two reports of the loss.
+            dashboard: Serve the page of each `fit` and `tune` while it runs, and print its address; "127.0.0.1:8000"
+                for a certain port. One worker trains in a process of its own then. Under `strata run` and torchrun, and
+                on a Ray cluster of other machines, it has no effect.
 
         Raises:
             InvalidArgument, ConfigError: An argument is invalid; the message names the cure.
@@ -190,13 +195,14 @@ class Trainer:
         self.name = name
         self.max_restarts = max_restarts
         self.logs = logs
+        self.dashboard = dashboard
         self.context: Context | None = None
         """During a fit on this rank: its step, rank and attempt, for a `training_step` of yours."""
         self.result: Result | None = None
         """Of the last fit."""
         self._last_fit: FitConfig | None = None
         self._last_data: Any = None
-        self._engine()  # refuses invalid arguments of any engine now
+        self._engine(has_page=True)  # refuses invalid arguments of any engine now
 
     # -- what users override ---------------------------------------------------------------------------------------
 
@@ -275,7 +281,7 @@ class Trainer:
             data = sources.resolve_stream(data, data_options, idle_timeout_s=idle_timeout_s)
         elif idle_timeout_s is not None:
             raise InvalidArgument("idle_timeout_s= is for streams; add stream=True, or leave it out", field="stream")
-        engine = self._engine()
+        engine = self._engine(has_page=True)
         with Scratch(SCRATCH) as scratch, engine.prepared():
             config, watched, better = self._checked(
                 data if stream else self._resolve(data, scratch),
@@ -390,6 +396,7 @@ class Trainer:
             name=name,
             seed=seed,
             options=options,
+            dashboard=self.dashboard,
         )
         if any(each.state == "finished" for each in study.trials):
             self._adopt(tuning, study)
@@ -593,7 +600,7 @@ class Trainer:
     def _resolve(self, data: Any, scratch: Scratch) -> Any:
         return sources.resolve(data, has_features=self.features is not None, scratch=scratch.path)
 
-    def _engine(self, *, has_servers: bool = True) -> Engine:
+    def _engine(self, *, has_servers: bool = True, has_page: bool = False) -> Engine:
         return engines.choose(
             workers=self.workers,
             engine=self.engine,
@@ -603,6 +610,7 @@ class Trainer:
             servers=num_servers(self.strategy) if has_servers else 0,
             is_apart=has_servers and torch_rec_of(self.strategy) is not None,
             is_asynchronous=has_servers and is_asynchronous(self.strategy),
+            page_of=page_opener(self.dashboard) if has_page else None,
         )
 
     def _run(self, engine: Engine, job: Callable[..., Any], config: FitConfig, saving: engines.Saving) -> Any:

@@ -10,7 +10,10 @@ from strata.tune.packages import optuna_module, quiet
 from strata.tune.space.parameters import Choice, Float, Int
 
 if TYPE_CHECKING:
-    from strata.tune.space.parameters import Parameter
+    from collections.abc import Sequence
+
+    from strata.tune.space import SearchSpace
+    from strata.tune.space.parameters import Config, Parameter
     from strata.tune.study import Study
 
 MIN_TRIALS = 4
@@ -19,26 +22,42 @@ MIN_TRIALS = 4
 
 def importances(study: Study, objective: str | None = None) -> dict[str, float]:
     """Return how much each parameter matters; `Study.importances` documents the arguments and the errors."""
-    optuna = optuna_module("importances()")
     chosen = range(len(study.metrics)) if objective is None else [index_of(study, objective)]
-    finished = [each for each in study.trials if each.state == "finished"]
+    finished = [
+        (each.config, [each.values[place] for place in chosen]) for each in study.trials if each.state == "finished"
+    ]
+    return importances_of(study.name, study.space, [study.directions[each] for each in chosen], finished)
+
+
+def importances_of(
+    name: str, space: SearchSpace, directions: Sequence[str], finished: Sequence[tuple[Config, Sequence[float | None]]]
+) -> dict[str, float]:
+    """Return how much each parameter matters for the values of finished trials.
+
+    Args:
+        name: Of the study, for messages.
+        finished: Configuration and values of each trial, one value per direction.
+
+    Raises:
+        ConfigError: Optuna is not installed.
+        RunFailed: There are too few trials.
+    """
+    optuna = optuna_module("importances()")
     if len(finished) < MIN_TRIALS:
         found = counted(len(finished), "trial")
-        raise RunFailed(f"importances need {MIN_TRIALS} finished trials, and {found} of {study.name} finished")
-    parameters = {name: each for name, each in study.space.parameters.items() if each.num_values != 1}
-    distributions = {name: _distribution(optuna, each) for name, each in parameters.items()}
+        raise RunFailed(f"importances need {MIN_TRIALS} finished trials, and {found} of {name} finished")
+    parameters = {each.name: each for each in space.parameters.values() if each.num_values != 1}
+    distributions = {each: _distribution(optuna, parameter) for each, parameter in parameters.items()}
     with quiet(optuna):
-        mirror = optuna.create_study(directions=[f"{study.directions[each]}imize" for each in chosen])
+        mirror = optuna.create_study(directions=[f"{each}imize" for each in directions])
     mirror.add_trials(
         [
             optuna.trial.create_trial(
-                values=[trial.values[each] for each in chosen],
-                params={
-                    name: _encoded(parameters[name], trial.config[name]) for name in trial.config.keys() & parameters
-                },
-                distributions={name: distributions[name] for name in trial.config.keys() & parameters},
+                values=list(values),
+                params={each: _encoded(parameters[each], config[each]) for each in config.keys() & parameters},
+                distributions={each: distributions[each] for each in config.keys() & parameters},
             )
-            for trial in finished
+            for config, values in finished
         ]
     )
     found = optuna.importance.get_param_importances(mirror)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.launch.record.directory import RunDirectory
+    from strata.launch.run import PageOf
     from strata.launch.spec import RunSpec
     from strata.tune.callbacks import StudyCallback
     from strata.tune.engine import Opening
@@ -70,8 +71,11 @@ def tune(
     warm_start: Sequence[Study | str | os.PathLike[str]],
     callbacks: Sequence[StudyCallback],
     quiet: bool,
+    page_of: PageOf | None = None,
 ) -> Study:
-    """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors."""
+    """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors. `page_of` returns the page that
+    is served meanwhile.
+    """
     if not isinstance(space, SearchSpace) or not space.parameters:  # type: ignore[redundant-expr]
         raise ConfigError("space has no parameters; add some with SearchSpace().add_float(…)", field="space")
     for field, number in {"workers": workers, "workers_per_trial": workers_per_trial, "nnodes": nnodes}.items():
@@ -128,7 +132,14 @@ def tune(
         search.observers.append(Callbacks(callbacks, Study(directory.path, search.state)).note)
         return search, recovered
 
-    return _carried_out(directory, opened, max_slots_per_trial=max_slots_per_trial, timeout_s=timeout_s, quiet=quiet)
+    return _carried_out(
+        directory,
+        opened,
+        max_slots_per_trial=max_slots_per_trial,
+        timeout_s=timeout_s,
+        quiet=quiet,
+        page_of=page_of,
+    )
 
 
 def resume(
@@ -140,6 +151,7 @@ def resume(
     timeout_s: float | None = None,
     report_timeout_s: float | None = None,
     quiet: bool = False,
+    page_of: PageOf | None = None,
 ) -> Study:
     """Continue a study with the function or script that it was last run with, in the same place.
 
@@ -148,6 +160,7 @@ def resume(
         num_trials: New number of trials in all; None: as before.
         workers: Number of trials that run at the same time; None: as before.
         max_workers_per_trial: Workers that one trial may have once no other needs them; None: as before.
+        page_of: Returns its page, as for `tune`.
 
     Raises:
         ConfigError: There is no such study, it cannot be continued like this, or a setting is invalid.
@@ -182,7 +195,14 @@ def resume(
         search.watch = watch
         return search, recovered
 
-    return _carried_out(directory, opened, max_slots_per_trial=max_slots_per_trial, timeout_s=timeout_s, quiet=quiet)
+    return _carried_out(
+        directory,
+        opened,
+        max_slots_per_trial=max_slots_per_trial,
+        timeout_s=timeout_s,
+        quiet=quiet,
+        page_of=page_of,
+    )
 
 
 def _loaded(directory: RunDirectory) -> Study:
@@ -227,7 +247,13 @@ def _watch(report_timeout_s: float | None) -> Watch | None:
 
 
 def _carried_out(
-    directory: RunDirectory, opened: Opening, *, max_slots_per_trial: int, timeout_s: float | None, quiet: bool
+    directory: RunDirectory,
+    opened: Opening,
+    *,
+    max_slots_per_trial: int,
+    timeout_s: float | None,
+    quiet: bool,
+    page_of: PageOf | None,
 ) -> Study:
     """Run a study to its end, in another thread if this one already has an event loop."""
     from strata.train.function_run import carry_out  # noqa: PLC0415 - heavy
@@ -251,6 +277,7 @@ def _carried_out(
                 workers_per_trial=workers_per_trial,
                 max_slots_per_trial=max_slots_per_trial,
                 timeout_s=timeout_s,
+                page=None if page_of is None else page_of(directory),
             ).run()
 
     finish = carry_out(directory, work)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from strata.checkpoint.tools.clone import clone, newest
 from strata.clock import SystemClock
-from strata.errors import NoCheckpoint, StrataError
+from strata.errors import ConfigError, NoCheckpoint, StrataError
 from strata.identity import Identity
 from strata.launch.environment import NEEDED_WORLD_SIZE, WorkerSpec
 from strata.launch.nodes.base import RoomChanged
@@ -174,6 +174,23 @@ class Driver:
         elif not self._is_stopping:
             self._spawn(self._finish_after(self._grace_s, at_once))
         self._is_stopping = True
+
+    def order(self, trial: int, order: e.Order, reason: str) -> None:
+        """Stop a trial for good, or let it save and start again. Returns once that is in the journal.
+
+        Raises:
+            ConfigError: The trial cannot be stopped or started again now; nothing was changed.
+        """
+        handled = self._search.handle(e.Ordered(trial=trial, order=order, reason=reason), now_s=self._clock.wall_s())
+        if handled.ignored:
+            raise ConfigError(handled.ignored, field="trial")
+        try:
+            self._carry_out(handled)
+        except StrataError as error:
+            self._events.put_nowait(error)  # `run` raises it: the state is ahead of the journal
+            raise
+        if self._finish is not None:  # it was the last one, and `run` waits for an event
+            self._events.put_nowait(self._finish)
 
     async def _finish_after(self, delay_s: float, finish: Finish) -> None:
         await asyncio.sleep(delay_s)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from strata.launch.nodes.ray_cluster import RayCluster
     from strata.launch.nodes.rendezvous import AgentGroup, Member
     from strata.launch.record.directory import RunDirectory
+    from strata.launch.run import RunPage
     from strata.transport.credentials import ClientSecurity
     from strata.tune.search import Search
     from strata.tune.state.actions import Handled
@@ -65,6 +66,7 @@ class Engine:
         workers_per_trial: int = 1,
         max_slots_per_trial: int = 1,
         timeout_s: float | None = None,
+        page: RunPage | None = None,
     ) -> None:
         """
         Args:
@@ -72,6 +74,7 @@ class Engine:
             num_slots: Largest number of trials at a time.
             workers_per_trial: Workers of a slot.
             max_slots_per_trial: Slots that one trial may take if no other needs them.
+            page: Served while the study runs, if its coordinator is inside this process and only reachable from here.
         """
         self._directory = directory
         self._spec = directory.spec
@@ -80,6 +83,7 @@ class Engine:
         self._workers_per_trial = workers_per_trial
         self._max_slots_per_trial = max_slots_per_trial
         self._timeout_s = timeout_s
+        self._page = page
         self._driver: Driver | None = None
         self._is_interrupted = False
 
@@ -106,7 +110,7 @@ class Engine:
             with (
                 self._directory.lock(),
                 cluster_of(self._directory) as cluster,
-                coordinator_of(self._directory, cluster, place.path) as (coordinator, security),
+                coordinator_of(self._directory, cluster, place.path, self._page) as (coordinator, security),
             ):
                 return asyncio.run(self._run_alone(place.path, cluster, coordinator, security))
 
@@ -131,6 +135,16 @@ class Engine:
             f"{self._directory.name} --workers N",
             field="workers",
         )
+
+    def order_trial(self, trial: int, order: control.TrialOrder, reason: str) -> None:
+        """Stop a trial, or let it start again; see `Driver.order`.
+
+        Raises:
+            ConfigError: The study has not started yet, or the trial cannot be stopped or started again now.
+        """
+        if self._driver is None:
+            raise ConfigError("the study is starting; ask again in a moment")
+        self._driver.order(trial, order, reason)
 
     async def _run_alone(
         self, place: Path, cluster: RayCluster | None, coordinator: str, security: ClientSecurity | None

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -29,6 +30,10 @@ JOURNAL = "study.jsonl"
 MAX_LINE_BYTES = 256 << 10
 MAX_BYTES = 4 << 30
 """A study of 100,000 trials with 100 reports each takes about a quarter of this."""
+
+
+READ_BYTES = 8 << 20
+"""What a follower reads at a time."""
 
 
 class StudyJournal:
@@ -167,3 +172,63 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                 raise JournalDamaged(f"{path}, line {number} exceeds {MAX_LINE_BYTES:,} bytes; restore the file")
             yield number, line, not following
             line, number = following, number + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What has been added to a journal."""
+
+    facts: list[e.Event]
+    is_anew: bool
+    """The journal is another one than before: these facts are its first."""
+    is_more: bool
+    """It has more facts, to be read next."""
+
+
+class JournalFollower:
+    """Reads the journal of a study that may be running: each read returns the facts since the one before. It needs no
+    lock, and keeps no file open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._last = b""
+        """The last line that was read."""
+
+    def read(self, max_bytes: int = READ_BYTES) -> Followed:
+        """Return the next facts.
+
+        Raises:
+            FileNotFoundError: There is no journal.
+            JournalDamaged: A line before the last one is not a fact.
+        """
+        with self._path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(self._offset - len(self._last))
+            # A full disk takes lines back, and a removed study may have been started anew.
+            is_anew = self._offset > size or file.read(len(self._last)) != self._last
+            if is_anew:
+                self._offset, self._last = 0, b""
+                file.seek(0)
+            data = file.read(max_bytes)
+        facts: list[e.Event] = []
+        end = 0
+        while (after := data.find(b"\n", end) + 1) > 0:
+            line = data[end:after]
+            try:
+                fact = e.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if self._offset + after >= size:
+                    break  # a torn last line
+                raise JournalDamaged(
+                    f"{self._path}, byte {self._offset + end:,}: {error}; restore the file from a backup"
+                ) from error
+            if isinstance(fact, e.Opened) != (self._offset + end == 0):
+                raise JournalDamaged(f"{self._path}: a journal has one opening fact, in its first line")
+            facts.append(fact)
+            end, self._last = after, line
+        if not end and len(data) > MAX_LINE_BYTES:
+            raise JournalDamaged(f"{self._path}: a line exceeds {MAX_LINE_BYTES:,} bytes; restore the file")
+        self._offset += end
+        return Followed(facts, is_anew=is_anew, is_more=end > 0 and self._offset < size)

@@ -12,6 +12,8 @@ const ServersPage = lazy(() => import("@/features/servers/ServersPage"));
 const EventsPage = lazy(() => import("@/features/events/EventsPage"));
 const GoodputPage = lazy(() => import("@/features/goodput/GoodputPage"));
 const RecoveryPage = lazy(() => import("@/features/recovery/RecoveryPage"));
+const TuningPage = lazy(() => import("@/features/tuning/TuningPage"));
+const OfflineHome = lazy(() => import("./OfflineHome"));
 const CheckpointsPage = lazy(() => import("@/features/checkpoints/CheckpointsPage"));
 
 export function App() {
@@ -25,7 +27,7 @@ export function App() {
       {(phase === "ready" || phase === "offline-only") && (
         <Suspense fallback={<Loading rows={6} label="Loading the page" />}>
           <Switch>
-            <Route path="/">{hasCoordinator ? <OverviewPage /> : <CheckpointsPage />}</Route>
+            <Route path="/">{hasCoordinator ? <OverviewPage /> : <OfflineHome />}</Route>
             <Route path="/workers">
               <WorkersPage />
             </Route>
@@ -43,6 +45,9 @@ export function App() {
             </Route>
             <Route path="/recovery">
               <RecoveryPage />
+            </Route>
+            <Route path="/tuning">
+              <TuningPage />
             </Route>
             <Route path="/checkpoints">
               <CheckpointsPage />

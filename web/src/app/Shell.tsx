@@ -1,6 +1,8 @@
 import { type ReactNode, useMemo, useState } from "react";
 import { Link, useLocation } from "wouter";
+import { getStudies } from "@/shared/api/getStudies";
 import { postLogout } from "@/shared/api/postLogout";
+import { useApi } from "@/shared/api/useApi";
 import { useLive } from "@/shared/live/store";
 import { type Choice, useTheme } from "@/shared/theme/theme";
 import { Button } from "@/shared/ui/Button";
@@ -20,6 +22,8 @@ interface PageLink {
   needsCoordinator: boolean;
   /** Shown only while a job has parameter servers. */
   needsServers?: boolean;
+  /** Whether it is listed only on a server that has a study. */
+  needsStudy?: boolean;
 }
 
 const PAGES: readonly PageLink[] = [
@@ -30,6 +34,7 @@ const PAGES: readonly PageLink[] = [
   { path: "/goodput", label: "Goodput", icon: "compare", needsCoordinator: true },
   { path: "/recovery", label: "Recovery", icon: "follow", needsCoordinator: true },
   { path: "/events", label: "Events", icon: "events", needsCoordinator: true },
+  { path: "/tuning", label: "Tuning", icon: "tuning", needsCoordinator: false, needsStudy: true },
   { path: "/checkpoints", label: "Checkpoints", icon: "checkpoints", needsCoordinator: false },
 ];
 
@@ -49,10 +54,16 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
   const version = useLive((state) => state.version);
   const jobs = useLive((state) => state.jobs);
   const hasServers = jobs.some((job) => job.num_servers > 0);
+  const hasStudy = (useApi("studies", getStudies).data?.length ?? 0) > 0;
   const pages = useMemo(
     () =>
-      PAGES.filter((page) => (hasCoordinator || !page.needsCoordinator) && (hasServers || page.needsServers !== true)),
-    [hasCoordinator, hasServers],
+      PAGES.filter(
+        (page) =>
+          (hasCoordinator || !page.needsCoordinator) &&
+          (hasServers || page.needsServers !== true) &&
+          (hasStudy || page.needsStudy !== true),
+      ),
+    [hasCoordinator, hasServers, hasStudy],
   );
   useShortcut(() => {
     setOpen((before) => !before);

@@ -20,7 +20,7 @@ from strata.checkpoint.format import manifest as m
 from strata.dashboard.explorer.contents import PlainFile, SavedCheckpoint
 from strata.errors import ConfigError, NoCheckpoint
 from strata.launch.environment import storage_options_in
-from strata.launch.record.directory import open_directory, open_run
+from strata.launch.record.directory import open_directory, open_run, root
 from strata.storage import open_store
 from strata.storage.base import TEMPORARY
 from strata.storage.local import LocalStore
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from strata.checkpoint.format.manifest import Manifest
+    from strata.launch.record.directory import RunDirectory
     from strata.storage import Store
 
 SUFFIX = ".safetensors"
@@ -124,6 +125,8 @@ class Place:
 def open_place(location: str, storage_options: Mapping[str, str] | None = None) -> Place:
     """Open a directory, a URL, one checkpoint, a safetensors file, or the directory or the name of a run.
 
+    Studies are opened by `studies.source.open_study`.
+
     Raises:
         ConfigError: Nothing is there, or the scheme is unknown.
     """
@@ -141,10 +144,28 @@ def open_place(location: str, storage_options: Mapping[str, str] | None = None) 
     if path.is_dir():
         return _open_directory(path.absolute(), options)
     if path.name == location:
-        run = open_run(location)  # the error names similar runs
+        run = _open_named(location)
         options = storage_options_in(run.spec.variables) | options
         return _labelled(open_place(run.locate_checkpoints(), options), run.name)
-    raise ConfigError(f"{location} does not exist; give a directory, a URL, a {SUFFIX} file or a run", field="location")
+    raise ConfigError(
+        f"{location} does not exist; give a directory, a URL, a {SUFFIX} file, or the name of a run or study",
+        field="location",
+    )
+
+
+def _open_named(name: str) -> RunDirectory:
+    """
+    Raises:
+        ConfigError: There is no such run; the message names the other place where it was looked for.
+    """
+    try:
+        return open_run(name)
+    except ConfigError as error:  # it names similar runs
+        raise ConfigError(
+            f"{Path(name).absolute()} does not exist; among the runs and studies of {root()}: {error.message}; give a "
+            f"directory, a URL, a {SUFFIX} file, or the name of a run or study",
+            field="location",
+        ) from None
 
 
 def open_checkpoints(location: str, *, label: str, storage_options: Mapping[str, str]) -> Place:

@@ -1,4 +1,4 @@
-"""`strata dashboard`: serves the explorer without a coordinator.
+"""`strata dashboard`: serves the explorer and the view of studies without a coordinator.
 
 Login, page and protections are those of the coordinator: bounded connections, a check of the `Host` header
 while no tokens are required, and tokens with TLS for every address that other machines can reach.
@@ -27,6 +27,8 @@ from strata.dashboard.extension import STATIC
 from strata.dashboard.http.login import add_login
 from strata.dashboard.http.pages import ApiHeaders, Pages, read_files
 from strata.dashboard.http.sessions import Sessions
+from strata.dashboard.studies.routes import add_studies
+from strata.dashboard.studies.source import Studies
 from strata.errors import ConfigError
 from strata.transport.addresses import Address
 from strata.transport.tokens import Guard, grants_from
@@ -56,9 +58,15 @@ class ServerConfig:
 
 
 def make_explorer_app(
-    places: Places, guard: Guard, *, names: frozenset[str], config: ExplorerConfig, static: Path = STATIC
+    places: Places,
+    guard: Guard,
+    *,
+    names: frozenset[str],
+    config: ExplorerConfig,
+    studies: Studies | None = None,
+    static: Path = STATIC,
 ) -> FastAPI:
-    """Return the application: the explorer's routes, guarded, and the page."""
+    """Return the application: the routes of the explorer and of studies, guarded, and the page."""
     router = make_router(places, config=config)
 
     @asynccontextmanager
@@ -83,6 +91,7 @@ def make_explorer_app(
     doors = make_doors(guard, admit, problems=PROBLEMS)
     add_login(doors, Sessions(clock.monotonic_s))
     doors.guarded.include_router(router)
+    add_studies(doors, studies or Studies())
     app.include_router(doors.guarded)
     app.include_router(doors.open)
     app.router.default = Pages(read_files(static), doors, app.router.default)
@@ -96,8 +105,8 @@ def make_explorer_app(
 class ExplorerServer:
     """Start it inside a running event loop; `start` returns its URL."""
 
-    def __init__(self, places: Places, config: ServerConfig, explorer: ExplorerConfig) -> None:
-        self._places, self._config, self._explorer = places, config, explorer
+    def __init__(self, places: Places, config: ServerConfig, explorer: ExplorerConfig, studies: Studies) -> None:
+        self._places, self._config, self._explorer, self._studies = places, config, explorer, studies
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -111,7 +120,7 @@ class ExplorerServer:
         guard = Guard(grants_from(config.security.tokens))
         require_safe(config.address, config.security, guard, field="host")
         names = own_names(CoordinatorConfig(http=str(config.address), security=config.security))
-        app = make_explorer_app(self._places, guard, names=names, config=self._explorer)
+        app = make_explorer_app(self._places, guard, names=names, config=self._explorer, studies=self._studies)
         server = self._server = make_server(app, config.security)
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         try:
@@ -132,10 +141,17 @@ class ExplorerServer:
             await self._task
 
 
-def run(places: Places, config: ServerConfig, explorer: ExplorerConfig, *, announce: Callable[[str], None]) -> None:
+def run(
+    places: Places,
+    config: ServerConfig,
+    explorer: ExplorerConfig,
+    *,
+    announce: Callable[[str], None],
+    studies: Studies | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
         ConfigError: See `ExplorerServer.start`.
     """
-    asyncio.run(serve_until_shutdown(lambda: ExplorerServer(places, config, explorer), announce))
+    asyncio.run(serve_until_shutdown(lambda: ExplorerServer(places, config, explorer, studies or Studies()), announce))

@@ -33,6 +33,8 @@ StopWhy = Literal["prune", "pause", "preempt", "end", "expire", "grow"]
 """Why a running trial is stopped: it ends; a better one runs first; its slot is gone; the study stops; it was silent
 for too long, and is killed; it continues with more slots.
 """
+Order = Literal["stop", "requeue"]
+"""What a person may ask for: a trial that has started ends as pruned; a running one saves, and is queued again."""
 Values = tuple[float | None, ...]
 
 
@@ -205,6 +207,14 @@ class StopRequested(Fact, frozen=True, kw_only=True):
     """Longest time for trials to save; then they are killed. 0: not limited by the request."""
 
 
+class Ordered(Fact, frozen=True, kw_only=True):
+    """A person has asked to stop a trial for good, or to let it save and start again from its checkpoint."""
+
+    trial: int
+    order: Order
+    reason: str = ""
+
+
 # -- decided -----------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +281,7 @@ Event = (
     | Resized
     | Extended
     | StopRequested
+    | Ordered
     | Asking
     | Leased
     | StopSent

@@ -85,6 +85,7 @@ class StudyState:
             e.Resized: self._resized,
             e.Extended: self._extended,
             e.StopRequested: self._stop_requested,
+            e.Ordered: lambda _: None,
             e.Asking: self._asking_begun,
             e.Leased: self._leased,
             e.StopSent: self._stop_sent,
@@ -178,6 +179,8 @@ class StudyState:
                     )
             case e.StopRequested():
                 return "the study has already been stopped" if self.stop_reason or self.ended else ""
+            case e.Ordered():
+                return self._check_order(event)
             case e.Known(config=config, values=values):
                 if self.num_asked or self.num_known >= e.MAX_KNOWN:
                     raise InvalidArgument(
@@ -189,6 +192,23 @@ class StudyState:
                 return self._check_worker(event)
             case _:
                 raise InvalidArgument(f"{type(event).__name__} is decided by the study itself")
+        return ""
+
+    def _check_order(self, event: e.Ordered) -> str:
+        """Return why an order is refused, for the person who gave it."""
+        trial = self.trials.get(event.trial)
+        if self.ended is not None or self.stop_reason:
+            return f"study {self.spec.name} is ending: {self.stop_reason or 'all trials have ended'}"
+        if trial is None:
+            return f"there is no trial {event.trial}"
+        if trial.is_over:
+            return f"trial {trial.number} has already {trial.state}"
+        if not trial.lease:
+            return f"trial {trial.number} has not started yet"
+        if trial.stopping is not None:
+            return f"trial {trial.number} is already being stopped: {trial.reason}"
+        if event.order == "requeue" and trial.state != "running":
+            return f"trial {trial.number} is {trial.state}, so it continues by itself"
         return ""
 
     def _check_worker(self, event: e.FromWorker) -> str:
@@ -242,6 +262,12 @@ class StudyState:
             yield e.StopSent(trial=event.trial, lease=event.lease, why=why, reason=verdict.reason)
         if isinstance(event, e.Expired):
             yield e.StopSent(trial=event.trial, lease=event.lease, why="expire", reason=event.reason)
+        if isinstance(event, e.Ordered):
+            trial = self.trials[event.trial]
+            if trial.state == "running":
+                yield _stop(trial, "prune" if event.order == "stop" else "preempt", event.reason)
+            else:
+                yield e.Pruned(trial=trial.number, reason=event.reason)
         if isinstance(event, e.Known) or (isinstance(event, e.Saved) and self.max_slots_per_trial == 1):
             return
         if isinstance(event, e.Reported) and len(self._slots) >= self.num_slots:

@@ -42,6 +42,16 @@ export type JobTime = D["JobTime"];
 export type WorkerTime = D["WorkerTime"];
 export type JobLineage = D["JobLineage"];
 export type CheckpointLine = D["CheckpointLine"];
+export type StudyRef = D["StudyRef"];
+export type StudyInfo = D["StudyInfo"];
+export type StudyTrial = D["StudyTrial"];
+export type TrialState = StudyTrial["state"];
+export type StudyCurves = D["StudyCurves"];
+export type StudyCurve = D["StudyCurve"];
+export type StudyHistory = D["StudyHistory"];
+export type StudyParallel = D["StudyParallel"];
+export type StudyPareto = D["StudyPareto"];
+export type StudyImportances = D["StudyImportances"];
 
 export interface Page<Item> {
   items: Item[];

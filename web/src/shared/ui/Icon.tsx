@@ -23,6 +23,7 @@ const PATHS = {
   follow: "M2 11.5c2.5 0 2.5-7 5-7s2.5 5 4 5 1.5-3 3-3",
   folder: "M2 4h4l1.5 1.5H14V13H2z",
   tensor: "M3 3h10v10H3zM3 6.3h10M3 9.7h10M6.3 3v10M9.7 3v10",
+  tuning: "M4 2.5v5M4 10.5v3M8 2.5v2M8 7.5v6M12 2.5v6M12 11.5v2M2.5 9h3M6.5 6h3M10.5 10h3",
   logout: "M6 2.5H3v11h3M9.5 5 12.5 8l-3 3M12.5 8H6",
 } as const;
 

@@ -460,6 +460,226 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/studies": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * All Studies
+         * @description List the studies of this server.
+         */
+        get: operations["all_studies_api_studies_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Study Info
+         * @description Return a study as its journal has it now.
+         */
+        get: operations["study_info_api_study_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/curves": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Curves
+         * @description Return the reports of trials over their steps: those asked for, then running ones, then the best.
+         */
+        get: operations["curves_api_study_curves_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/history": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * History
+         * @description Return the results in the order in which trials ended, and each improvement.
+         */
+        get: operations["history_api_study_history_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/importances": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Importances
+         * @description Return how much each parameter matters, for one objective or for all of them.
+         */
+        get: operations["importances_api_study_importances_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/parallel": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Parallel
+         * @description Return finished trials as lines through their parameters.
+         */
+        get: operations["parallel_api_study_parallel_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/pareto": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Pareto
+         * @description Return two metrics of finished trials, and which of them are on the Pareto front.
+         */
+        get: operations["pareto_api_study_pareto_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/trial": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Trial
+         * @description Return one trial; null if the study has none of this number.
+         */
+        get: operations["trial_api_study_trial_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/trial/requeue": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Requeue
+         * @description Let a running trial save and start again from its checkpoint. The order is in the journal then.
+         */
+        post: operations["requeue_api_study_trial_requeue_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/trial/stop": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Stop
+         * @description Stop a trial that has started, for good: it ends as pruned. The order is in the journal then.
+         */
+        post: operations["stop_api_study_trial_stop_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/study/trials": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Trials
+         * @description List trials. Those without the value to sort by come last.
+         */
+        get: operations["trials_api_study_trials_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/time": {
         parameters: {
             query?: never;
@@ -1419,6 +1639,25 @@ export interface components {
              */
             total: number;
         };
+        /** Page[StudyTrial] */
+        Page_StudyTrial_: {
+            /** Items */
+            items: components["schemas"]["StudyTrial"][];
+            /** Limit */
+            limit: number;
+            /**
+             * Next Offset
+             * @description The offset of the next page; null on the last page.
+             */
+            next_offset: number | null;
+            /** Offset */
+            offset: number;
+            /**
+             * Total
+             * @description The number of matching items on all pages.
+             */
+            total: number;
+        };
         /** Page[WorkerTime] */
         Page_WorkerTime_: {
             /** Items */
@@ -1593,6 +1832,11 @@ export interface components {
             min_workers: number;
             /** Name */
             name: string;
+            /**
+             * Num Workers
+             * @description Without parameter servers; null before the run has started.
+             */
+            num_workers: number | null;
         };
         /** RunRecovery */
         RunRecovery: {
@@ -1890,6 +2134,372 @@ export interface components {
              * @default false
              */
             is_now: boolean;
+        };
+        /** StudyAxis */
+        StudyAxis: {
+            /** High */
+            high: string;
+            /**
+             * Labels
+             * @description All values, if there are few; they divide the axis into equal parts.
+             */
+            labels: string[];
+            /**
+             * Low
+             * @description The value at the lower end, in words.
+             */
+            low: string;
+            /** Name */
+            name: string;
+        };
+        /** StudyCurve */
+        StudyCurve: {
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "queued" | "running" | "paused" | "finished" | "pruned" | "failed";
+            /** Steps */
+            steps: number[];
+            /** Trial */
+            trial: number;
+            /** Values */
+            values: (number | null)[];
+        };
+        /** StudyCurves */
+        StudyCurves: {
+            /**
+             * Items
+             * @description Thinned; the smallest and largest values are kept.
+             */
+            items: components["schemas"]["StudyCurve"][];
+            /** Metric */
+            metric: string;
+            /**
+             * Num Trials
+             * @description Trials that have reported, of which the items are a choice.
+             */
+            num_trials: number;
+            /** Version */
+            version: string;
+        };
+        /** StudyHistory */
+        StudyHistory: {
+            /**
+             * Best
+             * @description Each improvement by a trial that meets all constraints.
+             */
+            best: components["schemas"]["StudyResult"][];
+            /** Direction */
+            direction: string;
+            /** Metric */
+            metric: string;
+            /** Num Ended */
+            num_ended: number;
+            /**
+             * Results
+             * @description Results of finished trials, thinned.
+             */
+            results: components["schemas"]["StudyResult"][];
+            /** Version */
+            version: string;
+        };
+        /** StudyImportance */
+        StudyImportance: {
+            /**
+             * Importance
+             * @description Share of the whole; all of them add up to 1.
+             */
+            importance: number;
+            /** Name */
+            name: string;
+        };
+        /** StudyImportances */
+        StudyImportances: {
+            /**
+             * Items
+             * @description The largest first.
+             */
+            items: components["schemas"]["StudyImportance"][];
+            /**
+             * Num Trials
+             * @description Finished trials from which they were computed.
+             */
+            num_trials: number;
+            /**
+             * Problem
+             * @description Why there are none; empty if there are.
+             */
+            problem: string;
+        };
+        /** StudyInfo */
+        StudyInfo: {
+            /** Active S */
+            active_s: number;
+            /** Began At S */
+            began_at_s: number | null;
+            best: components["schemas"]["StudyTrial"] | null;
+            /** Constraints */
+            constraints: string[];
+            /** Counts */
+            counts: {
+                [key: string]: number;
+            };
+            /** Directions */
+            directions: string[];
+            /** Is Running */
+            is_running: boolean;
+            /**
+             * Left S
+             * @description Estimate; null if it does not run, or nothing is known yet.
+             */
+            left_s: number | null;
+            /**
+             * May Command
+             * @description Whether this session may stop trials and let them start again.
+             */
+            may_command: boolean;
+            /**
+             * Metrics
+             * @description The objectives.
+             */
+            metrics: string[];
+            /** Mode */
+            mode: string;
+            /** Name */
+            name: string;
+            /**
+             * Num Best
+             * @description Trials on the Pareto front; with one objective, at most 1.
+             */
+            num_best: number;
+            /**
+             * Num Known
+             * @description Trials of other studies that a warm start has used.
+             */
+            num_known: number;
+            /** Num Slots */
+            num_slots: number;
+            /**
+             * Num Trials
+             * @description Trials that the study may have.
+             */
+            num_trials: number;
+            /** Parameters */
+            parameters: components["schemas"]["StudyParameter"][];
+            /** Path */
+            path: string;
+            /**
+             * Reason
+             * @description Why it has ended, or is being stopped.
+             */
+            reason: string;
+            /**
+             * Reported
+             * @description The objectives and the metrics in constraints.
+             */
+            reported: string[];
+            /** Seed */
+            seed: number;
+            /**
+             * State
+             * @description State of its driver: running, done, stopped, failed, interrupted, …
+             */
+            state: string;
+            /** Study */
+            study: string;
+            /** Updated At S */
+            updated_at_s: number;
+            /**
+             * Version
+             * @description Changes with every fact of the journal.
+             */
+            version: string;
+        };
+        /** StudyLine */
+        StudyLine: {
+            /**
+             * Positions
+             * @description From 0 to 1 on each axis; null where the parameter does not apply.
+             */
+            positions: (number | null)[];
+            /** Trial */
+            trial: number;
+            /** Value */
+            value: number;
+        };
+        /** StudyList */
+        StudyList: {
+            /** Items */
+            items: components["schemas"]["StudyRef"][];
+        };
+        /** StudyParallel */
+        StudyParallel: {
+            /** Axes */
+            axes: components["schemas"]["StudyAxis"][];
+            /** Direction */
+            direction: string;
+            /**
+             * Items
+             * @description Finished trials, the best ones and a choice of the others.
+             */
+            items: components["schemas"]["StudyLine"][];
+            /** Metric */
+            metric: string;
+            /**
+             * Num Axes
+             * @description Parameters that can vary, of which the axes are the first.
+             */
+            num_axes: number;
+            /** Num Trials */
+            num_trials: number;
+            /** Version */
+            version: string;
+        };
+        /** StudyParameter */
+        StudyParameter: {
+            /**
+             * Allowed
+             * @description The allowed values in words.
+             */
+            allowed: string;
+            /** Is Log */
+            is_log: boolean;
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "float" | "int" | "categorical" | "bool" | "fixed";
+            /** Name */
+            name: string;
+        };
+        /** StudyPareto */
+        StudyPareto: {
+            /** Items */
+            items: components["schemas"]["StudyPoint"][];
+            /** Num Trials */
+            num_trials: number;
+            /** Version */
+            version: string;
+            /** X */
+            x: string;
+            /** Y */
+            y: string;
+        };
+        /** StudyPoint */
+        StudyPoint: {
+            /**
+             * Is Best
+             * @description No other trial dominates it in all objectives.
+             */
+            is_best: boolean;
+            /** Trial */
+            trial: number;
+            /** X */
+            x: number;
+            /** Y */
+            y: number;
+        };
+        /** StudyRef */
+        StudyRef: {
+            /** Name */
+            name: string;
+            /**
+             * Study
+             * @description Its id, for the other requests.
+             */
+            study: string;
+        };
+        /** StudyResult */
+        StudyResult: {
+            /**
+             * Num Ended
+             * @description Number of trials that had ended with this one.
+             */
+            num_ended: number;
+            /** Trial */
+            trial: number;
+            /** Value */
+            value: number;
+        };
+        /** StudyTrial */
+        StudyTrial: {
+            /** Checkpoint */
+            checkpoint: string;
+            /** Checkpoint Step */
+            checkpoint_step: number;
+            /** Config */
+            config: {
+                [key: string]: boolean | number | string | null;
+            };
+            /**
+             * Donors
+             * @description Trials whose checkpoints it has continued from.
+             */
+            donors: number[];
+            /**
+             * Duration S
+             * @description From its first start to its end, or to now.
+             */
+            duration_s: number | null;
+            /** Ended At S */
+            ended_at_s: number | null;
+            /**
+             * Is Best
+             * @description The best finished trial; with several objectives, one on the Pareto front.
+             */
+            is_best: boolean;
+            /**
+             * Is Feasible
+             * @description Whether its last values meet all constraints.
+             */
+            is_feasible: boolean;
+            /** Num Slots */
+            num_slots: number;
+            /** Num Starts */
+            num_starts: number;
+            /** Number */
+            number: number;
+            /**
+             * Reason
+             * @description Why it was stopped, paused, queued again or failed.
+             */
+            reason: string;
+            /** Slot */
+            slot: number | null;
+            /** Started At S */
+            started_at_s: number | null;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "queued" | "running" | "paused" | "finished" | "pruned" | "failed";
+            /**
+             * Step
+             * @description The last step that was reported.
+             */
+            step: number | null;
+            /**
+             * Values
+             * @description Last values of the objectives and of the metrics in constraints; empty without a report. Null if not a finite number.
+             */
+            values: {
+                [key: string]: number | null;
+            };
+        };
+        /** TrialOrderRequest */
+        TrialOrderRequest: {
+            /**
+             * Number
+             * @description The trial.
+             */
+            number: number;
+            /**
+             * Study
+             * @description Id of the study; the first one by default.
+             * @default
+             */
+            study: string;
         };
         /** Worker */
         Worker: {
@@ -3665,6 +4275,889 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Status"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    all_studies_api_studies_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StudyList"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    study_info_api_study_get: {
+        parameters: {
+            query?: {
+                /** @description Id of the study; the first one by default. */
+                study?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StudyInfo"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    curves_api_study_curves_get: {
+        parameters: {
+            query?: {
+                /** @description Id of the study; the first one by default. */
+                study?: string;
+                /** @description A reported metric; the first objective by default. */
+                metric?: string;
+                /** @description Trials to include in any case. */
+                trial?: number[];
+                /** @description The maximum number of trials. */
+                max_trials?: number;
+                /** @description The maximum number of points of a curve. */
+                max_points?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StudyCurves"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    history_api_study_history_get: {
+        parameters: {
+            query?: {
+                /** @description Id of the study; the first one by default. */
+                study?: string;
+                /** @description A reported metric; the first objective by default. */
+                metric?: string;
+                /** @description The maximum number of results. */
+                max_points?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StudyHistory"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    importances_api_study_importances_get: {
+        parameters: {
+            query?: {
+                /** @description Id of the study; the first one by default. */
+                study?: string;
+                /** @description A reported metric; the first objective by default. */
+                metric?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StudyImportances"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    parallel_api_study_parallel_get: {
+        parameters: {
+            query?: {
+                /** @description Id of the study; the first one by default. */
+                study?: string;
+                /** @description A reported metric; the first objective by default. */
+                metric?: string;
+                /** @description Trials to include in any case. */
+                trial?: number[];
+                /** @description The maximum number of trials. */
+                max_trials?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StudyParallel"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    pareto_api_study_pareto_get: {
+        parameters: {
+            query?: {
+                /** @description Id of the study; the first one by default. */
+                study?: string;
+                /** @description A reported metric; the first objective by default. */
+                x?: string;
+                /** @description A reported metric; the first objective by default. */
+                y?: string;
+                /** @description The maximum number of results. */
+                max_points?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StudyPareto"];
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    trial_api_study_trial_get: {
+        parameters: {
+            query: {
+                number: number;
+                /** @description Id of the study; the first one by default. */
+                study?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StudyTrial"] | null;
+                };
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    requeue_api_study_trial_requeue_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TrialOrderRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    stop_api_study_trial_stop_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TrialOrderRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The token is missing or unknown. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The role of the token does not permit the request. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The job does not exist. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description A parameter is invalid. */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description More requests per second from this machine than limits.max_http_requests_per_s. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+            /** @description The journal cannot be read or written, or another coordinator leads. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    trials_api_study_trials_get: {
+        parameters: {
+            query?: {
+                /** @description Id of the study; the first one by default. */
+                study?: string;
+                /** @description Only trials in this state. */
+                state?: ("queued" | "running" | "paused" | "finished" | "pruned" | "failed") | null;
+                /** @description Only trials with this in their configuration or reason. */
+                text?: string;
+                /** @description What to sort by. */
+                sort?: "trial" | "state" | "value" | "step" | "duration" | "config";
+                /** @description The metric of `value`, or the parameter of `config`. */
+                name?: string;
+                /** @description Largest first. */
+                desc?: boolean;
+                /** @description The maximum number of trials. */
+                limit?: number;
+                /** @description The number of trials to skip. */
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Page_StudyTrial_"];
                 };
             };
             /** @description The token is missing or unknown. */
