@@ -23,6 +23,7 @@ FACTS: list[e.Event] = [
     e.Leased(trial=0, lease=1, slot=1),
     e.Reported(trial=0, lease=1, step=3, values=(0.5, None)),
     e.Saved(trial=0, lease=1, step=3, checkpoint="/x"),
+    e.Ordered(trial=0, order="requeue", reason="asked on the page"),
     e.StopSent(trial=0, lease=1, why="pause", reason="place 2 of 3"),
     e.Stopped(trial=0, lease=1),
     e.Leased(trial=0, lease=2, slot=0, checkpoint="/y", step=7, donor=3, config={"a": False}),
