@@ -64,7 +64,7 @@ class HttpApi:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A coordinator redirects nobody, and the token must not follow a redirect."""
+    """A coordinator sends no redirects, and the token must not follow a redirect."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

@@ -1,6 +1,6 @@
 """Loggers of a script: what rank 0 reports, written where other tools read it. `strata.init(loggers=["tensorboard"])`.
 
-A logger is told the first step of its process, because a restarted run repeats the steps since its last checkpoint:
+A logger receives the first step of its process, because a restarted run repeats the steps since its last checkpoint:
 what an earlier process has written from that step on is void. A logger that fails is dropped with a warning, as no
 chart is worth a run.
 """

@@ -1,6 +1,6 @@
 """The studies that requests may name, each brought up to date from its journal when it is asked for.
 
-A study that nobody looks at costs nothing. The first look replays its journal, in pieces, so that another thread runs
+A study without an open page costs nothing. The first look replays its journal, in pieces, so that another thread runs
 in between; later ones apply what was added since. All methods may be called from several threads.
 """
 
