@@ -107,24 +107,25 @@ def test_a_run_that_ignores_its_end_is_killed(script: ModuleType, monkeypatch: p
 STARTED = """
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logstart():
-    Path("started").touch()
+    Path(f"started-{os.getpid()}").touch()  # of this process, which may be a worker
 """
 WAITING = """
 import os, signal, time
 from pathlib import Path
 
 def test_that_waits():
-    while not Path("started").exists():
+    while not Path(f"started-{os.getppid()}").exists():
         time.sleep(0.01)
     os.kill(os.getppid(), signal.SIGTERM)
     time.sleep(60)
 """
 
 
+@pytest.mark.timeout(120)
 def test_a_terminated_run_names_the_tests_that_were_running(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((SCRIPT.parents[1] / "tests" / "conftest.py").read_text() + STARTED)
     (tmp_path / "test_one.py").write_text(WAITING)
     pytest_command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", "--rootdir", "."]
-    ended = subprocess.run(pytest_command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(pytest_command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == pytest.ExitCode.INTERRUPTED
     assert re.search(r"ended by SIGTERM; these tests were running:\n  test_one.py::test_that_waits for ", ended.stdout)
