@@ -58,8 +58,9 @@ class HttpApi:
             with error:
                 raise _error_from(error.code, error.read(MAX_ANSWER_BYTES)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
+            why = error.reason if isinstance(error, urllib.error.URLError) else error
             raise CoordinatorUnavailable(
-                f"no coordinator answers at {url} ({error}); check that it is running and that this is its HTTP address"
+                f"no coordinator answers at {url} ({why}); check that it is running and that this is its HTTP address"
             ) from error
 
 
