@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -14,6 +15,9 @@ from types import FrameType
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
+from xdist.workermanage import WorkerController
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -116,6 +120,42 @@ class RunningTests:
         now_s = time.monotonic()
         running = [f"  {name} for {now_s - start_s:.0f} s" for name, start_s in self._started_s.items()]
         raise KeyboardInterrupt("\n".join(["ended by SIGTERM; these tests were running:", *running]))
+
+
+class FileScheduling(LoadFileScheduling):
+    """`--dist loadfile` that goes on after a worker crashed.
+
+    xdist 3.8.0 starts the crashed test again, assigns finished files as empty ones, and gives a new worker one file,
+    while a worker starts a test only once it knows the next one: the run then hangs (its issues 1323, 1327 and 1378).
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        files = self.assigned_work.pop(node)
+        waiting = ((file, test) for file, tests in files.items() for test, is_done in tests.items() if not is_done)
+        file, crashed = next(waiting, (None, None))
+        if file is None or crashed is None:
+            return None
+        files[file][crashed] = True  # xdist reports that it failed
+        self.workqueue.update({file: tests for file, tests in files.items() if not all(tests.values())})
+        for other in self.nodes:
+            self._reschedule(other)
+        return crashed
+
+    def schedule(self) -> None:
+        restarted = self.collection is not None
+        super().schedule()
+        if restarted:
+            for node in self.nodes:
+                self._reschedule(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        with contextlib.suppress(OSError):  # it crashed just now: the next event removes it and queues its files again
+            super()._assign_work_unit(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

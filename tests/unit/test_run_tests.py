@@ -129,3 +129,28 @@ def test_a_terminated_run_names_the_tests_that_were_running(tmp_path: Path) -> N
     ended = subprocess.run(pytest_command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == pytest.ExitCode.INTERRUPTED
     assert re.search(r"ended by SIGTERM; these tests were running:\n  test_one.py::test_that_waits for ", ended.stdout)
+
+
+CRASHING = """
+import os
+
+def test_before(): ...
+def test_that_crashes(): os._exit(1)
+def test_after(): ...
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_goes_on_after_a_worker_crashed(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "conftest.py").write_text((SCRIPT.parents[1] / "tests" / "conftest.py").read_text())
+    for name in ("a", "c", "e"):
+        (tmp_path / f"test_{name}.py").write_text("def test_alone(): ...")
+    for name in ("b", "d"):
+        (tmp_path / f"test_{name}.py").write_text(CRASHING)
+    pytest_command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", "."]
+    pytest_command += ["-n", str(workers), "--dist", "loadfile"]
+    ended = subprocess.run(pytest_command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert "2 failed, 7 passed" in ended.stdout
+    for name in ("b", "d"):
+        assert f"crashed while running 'test_{name}.py::test_that_crashes'" in ended.stdout
