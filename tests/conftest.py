@@ -96,9 +96,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
-    if (
-        config.getoption("dist", "no") != "no"
-    ):  # else tests run in this process, and their forks would inherit the handler
+    # Without xdist, tests run in this process, and their forks would inherit the handler.
+    if config.getoption("dist", "no") != "no":
         config.pluginmanager.register(RunningTests())
 
 
