@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -114,6 +115,34 @@ def test_a_connection_without_a_complete_request_is_closed_in_time(
 def test_a_host_is_accepted_if_it_is_an_ip_address_or_one_of_our_names(host: str, is_ours: bool) -> None:
     config = CoordinatorConfig(http="bound.example:51051", security=SecurityConfig(hosts=("added.example",)))
     assert is_own(host, own_names(config)) is is_ours
+
+
+class _NoProtocol(asyncio.Protocol):
+    def __init__(self, **_arguments: object) -> None:
+        raise AssertionError("no connection is given to another protocol")
+
+
+async def _answers(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_an_upgrade_to_a_web_socket_is_answered_like_any_request(caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> bytes:
+        server = module.make_server(_answers, SecurityConfig())  # type: ignore[arg-type]  # any application works
+        server.config.ws_protocol_class = _NoProtocol  # as if a library for web sockets were installed
+        listening = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+        status = await reader.readline()
+        writer.close()
+        server.should_exit = True
+        await serving
+        return status
+
+    assert asyncio.run(play()).startswith(b"HTTP/1.1 200")
+    assert caplog.messages == []
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
