@@ -204,7 +204,7 @@ class CheckpointManager:
             InvalidArgument: A value of the state cannot be stored; nothing was written.
             CheckpointBusy: Another save is in progress, and `when_busy="raise"`.
         """
-        start_s = time.perf_counter()
+        start_s = time.monotonic()
         self._require_open()
         id = self._next_id(arguments.count(step, "step"))
         with self._reporting_failure(id):
@@ -217,6 +217,7 @@ class CheckpointManager:
                 created_at_s=self._clock.wall_s(),
                 metadata=arguments.checked_metadata(metadata),
                 data_cursor=arguments.text(data_cursor, "data_cursor"),
+                called_s=start_s,
             )
             with paused_collector():
                 flat = tree.flatten(arguments.part_of_kind(state, kind))
@@ -234,7 +235,7 @@ class CheckpointManager:
                 try:
                     self._copying_in = threading.get_ident()
                     future = self._hand_over(save, head, flat.structure, plan, leaves)
-                    save.staged, save.stall_s = True, time.perf_counter() - start_s
+                    save.staged, save.stall_s = True, time.monotonic() - start_s
                     self._last = save
                     self._pacer.began(step, stall_s=save.stall_s)
                     self._finisher.submit(self._finish, save, future)
@@ -254,7 +255,7 @@ class CheckpointManager:
         with paused_collector():
             changed, why = self._stage(head.type, plan, leaves)
             job = Job(
-                head=jobs.with_reason(head, why),
+                head=msgspec.structs.replace(head, why=why, staged_s=time.monotonic()),
                 ranks=self._ranks,
                 commits=self._commit is None or self._is_alone,
                 header=plan.header,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from strata.launch.record.timeline import RunEvent
 
-MomentName = Literal["detected", "generation", "started", "loaded", "first_step"]
+MomentName = Literal["detected", "generation", "started", "chosen", "loaded", "first_step"]
 MOMENTS: tuple[MomentName, ...] = get_args(MomentName)
 
 
@@ -108,7 +108,7 @@ class _History:
             case "finished":
                 self.finished.append(event.at_s)
                 self.close()  # a later start is a resume, not a recovery
-            case "restored" | "first_step":
+            case "chosen" | "restored" | "first_step":
                 self._found = [_gone_on(each, event) if _is_of(event, each) else each for each in self._found]
             case _:
                 pass
@@ -134,7 +134,7 @@ class _History:
 
 
 def _started(found: Recovery, event: RunEvent) -> Recovery:
-    return msgspec.structs.replace(found, attempt=event.attempt, at_s={**found.at_s, "started": event.at_s})
+    return _at(msgspec.structs.replace(found, attempt=event.attempt), "started", event)
 
 
 def _is_of(event: RunEvent, found: Recovery) -> bool:
@@ -148,9 +148,15 @@ def _is_of(event: RunEvent, found: Recovery) -> bool:
 
 
 def _gone_on(found: Recovery, event: RunEvent) -> Recovery:
+    if event.what == "chosen":  # again, if the ranks could not load the first choice
+        return found if "loaded" in found.at_s else _at(found, "chosen", event)
     if event.what == "restored":
-        return msgspec.structs.replace(found, step=event.step, at_s={**found.at_s, "loaded": event.at_s})
-    return msgspec.structs.replace(found, first_step=event.step, at_s={**found.at_s, "first_step": event.at_s})
+        return _at(msgspec.structs.replace(found, step=event.step), "loaded", event)
+    return _at(msgspec.structs.replace(found, first_step=event.step), "first_step", event)
+
+
+def _at(found: Recovery, name: MomentName, event: RunEvent) -> Recovery:
+    return msgspec.structs.replace(found, at_s={**found.at_s, name: event.at_s})
 
 
 def _with_generation(found: Recovery, end_s: float, generations: Sequence[GenerationMoment]) -> Recovery:

@@ -56,6 +56,8 @@ LEAST_LOOK_S = 0.05
 """Shortest interval between two looks, however many notices come."""
 MAX_DIGITS = 6
 """Most digits of a world size in a checkpoint's metadata."""
+UNSHOWN = ("chosen",)
+"""Events that are in the timeline only: what follows within moments says the same."""
 ASK_AGAIN_S = 60.0
 """Interval between two requests to move rows, if the first had no result."""
 CHECKPOINT_TIMEOUT_S = 2.0
@@ -77,7 +79,7 @@ class _Observed:
 
     watch: StepWatch
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
-    noted: set[tuple[int, int, str]] = field(default_factory=set)
+    noted: set[tuple[int, int, str, float]] = field(default_factory=set)
     """Worker events that are in the timeline: rank, incarnation at the coordinator if it was restarted alone, kind."""
     restarted: dict[int, int] = field(default_factory=dict)
     """Ranks that were restarted alone, each with the incarnation of the process that failed; 0 if that is unknown."""
@@ -354,8 +356,10 @@ class Agent:
             if incarnation and incarnation == observed.restarted[rank]:
                 continue  # the process that failed
             for event in sorted(worker.events.values(), key=lambda event: event.at_s):
-                if (rank, incarnation, event.kind) not in observed.noted:
-                    observed.noted.add((rank, incarnation, event.kind))
+                # A worker chooses again if the ranks cannot load its first choice.
+                key = (rank, incarnation, event.kind, event.at_s if event.kind == "CHOSEN" else 0.0)
+                if key not in observed.noted:
+                    observed.noted.add(key)
                     text = self._event_in_words(event, worker, rank)
                     self._note(event.kind.lower(), text, rank=rank, step=event.step, at_s=event.at_s)
 
@@ -501,8 +505,9 @@ class Agent:
             step=step,
         )
         self._directory.note(event)
-        self._last_event = text
-        self._display.print_event(event)
+        if what not in UNSHOWN:
+            self._last_event = text
+            self._display.print_event(event)
         self._write_status()
 
     def _write_status(self) -> None:
