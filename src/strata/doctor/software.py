@@ -48,6 +48,8 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("optuna", "optuna"),
         ("scipy", "scipy"),
     ),
+    "mlflow": (("alembic", "alembic"), ("mlflow-skinny", "mlflow")),
+    "wandb": (("wandb", "wandb"),),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),
 }

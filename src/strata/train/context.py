@@ -706,7 +706,7 @@ class Context:
                 return
             self._is_closed = True
         self._withdraw()
-        self._loggers_of_script.close()
+        self._loggers_of_script.close(is_failing=is_failing)
         try:
             if not is_failing and is_exiting and self.world_size > 1:
                 self._warn_of_unsaved(
