@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.dashboard.recovery import GenerationMoment, recoveries
+from strata.launch.record.recovery import GenerationMoment, recoveries
 from strata.launch.record.timeline import RunEvent
 
 

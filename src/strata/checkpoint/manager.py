@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from strata import tracing
 from strata.checkpoint import arguments, policy, retention
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata, links_in, of_manifest
 from strata.checkpoint.format import layout, shards, tree
@@ -41,6 +42,7 @@ from strata.checkpoint.saver import executor
 from strata.checkpoint.tools import compact as compaction
 from strata.checkpoint.tools import inspect
 from strata.checkpoint.tools.progress import watching
+from strata.checkpoint.trace import trace_of
 from strata.clock import SystemClock
 from strata.errors import (
     CheckpointAborted,
@@ -412,9 +414,16 @@ class CheckpointManager:
             level = logging.INFO if save.watch.is_cancelled else logging.ERROR
             log.log(level, "saving checkpoint %s failed: %s", save.path, error)
             save.failed(error)
+            if not save.watch.is_cancelled:
+                self._trace(save.metadata, str(error) or type(error).__name__)
             return
+        self._trace(metadata)
         if self._rank == 0:
             self._clean_up(metadata.id)
+
+    def _trace(self, found: CheckpointMetadata, error: str = "") -> None:
+        if self._rank == 0:
+            tracing.export(trace_of(found, ended_s=self._clock.wall_s(), error=error))
 
     def _outcome(self, save: Save, future: Future[Outcome]) -> CheckpointMetadata:
         try:

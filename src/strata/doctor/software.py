@@ -50,6 +50,10 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "mlflow": (("alembic", "alembic"), ("mlflow-skinny", "mlflow")),
     "wandb": (("wandb", "wandb"),),
+    "otel": (
+        ("opentelemetry-exporter-otlp-proto-http", "opentelemetry.exporter.otlp.proto.http"),
+        ("opentelemetry-sdk", "opentelemetry.sdk"),
+    ),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from strata import tracing
 from strata.clock import Clock, SystemClock
 from strata.coordinator.state import server_figures
 from strata.errors import ConfigError, StrataError
@@ -24,6 +25,7 @@ from strata.launch.nodes.base import RoomChanged
 from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
+from strata.launch.record.trace import RecoveryTraces
 from strata.launch.record.view import RunView, WorkerView, describe_checkpoint
 from strata.launch.supervisor import Phase, Supervisor
 from strata.launch.watchdog import StepWatch
@@ -137,6 +139,7 @@ class Agent:
         self._has_acted = asyncio.Event()
         """The supervisor has decided something, and may wait for a point in time since."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._traces = RecoveryTraces(spec.name) if tracing.is_on() else None
 
     async def run(self) -> Finish:
         """Run until the supervisor ends the run. All workers have exited by then."""
@@ -239,6 +242,8 @@ class Agent:
             with contextlib.suppress(StrataError):
                 found = await self._client.list_workers(job_id=self._spec.name, watch=True)
                 interval_s = LOOK_WATCHING_S if found.is_watching else LOOK_S
+                if self._traces is not None:
+                    self._traces.changed(found.generation, self._clock.wall_s())
                 await self._update([each for each in found.workers if self._is_of_this_attempt(each)])
             await self._fetch_checkpoint()
             self._write_status()
@@ -505,6 +510,8 @@ class Agent:
             step=step,
         )
         self._directory.note(event)
+        for each in () if self._traces is None else self._traces.add(event):
+            tracing.export(each)
         if what not in UNSHOWN:
             self._last_event = text
             self._display.print_event(event)

@@ -28,7 +28,7 @@ class GenerationMoment(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
 
 
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """One failure and what followed. Times are wall times."""
 
     failed_attempt: int
@@ -54,7 +54,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         return self.at_s["first_step"] - self.at_s["detected"] if self.is_over else None
 
 
-def recoveries(events: Iterable[RunEvent], generations: Sequence[GenerationMoment] = ()) -> list[Recovery]:
+def recoveries(events: Iterable[RunEvent], generations: Sequence[GenerationMoment] = ()) -> list[RecoveryTimeline]:
     """Return one recovery per failed attempt or worker that was restarted alone, in order."""
     history = _History()
     for event in events:
@@ -77,13 +77,13 @@ class _History:
     def __init__(self) -> None:
         self.finished: list[float] = []
         """When the run has ended; it may be resumed."""
-        self._found: list[Recovery] = []
-        self._waiting: list[Recovery] = []
+        self._found: list[RecoveryTimeline] = []
+        self._waiting: list[RecoveryTimeline] = []
         """Failures of an attempt that nothing has followed yet, in order: the first is the cause of its end, unless its
         worker is restarted alone.
         """
 
-    def close(self) -> list[Recovery]:
+    def close(self) -> list[RecoveryTimeline]:
         """Return all recoveries; nothing follows those that wait."""
         self._found += self._waiting[:1]
         self._waiting = []
@@ -117,7 +117,7 @@ class _History:
         if self._waiting and self._waiting[0].failed_attempt != event.attempt:
             self.close()
         self._waiting.append(
-            Recovery(
+            RecoveryTimeline(
                 failed_attempt=event.attempt,
                 attempt=None,
                 rank=failed_rank(event),
@@ -133,11 +133,11 @@ class _History:
             self._found.append(_started(self._waiting.pop(number), event))
 
 
-def _started(found: Recovery, event: RunEvent) -> Recovery:
+def _started(found: RecoveryTimeline, event: RunEvent) -> RecoveryTimeline:
     return _at(msgspec.structs.replace(found, attempt=event.attempt), "started", event)
 
 
-def _is_of(event: RunEvent, found: Recovery) -> bool:
+def _is_of(event: RunEvent, found: RecoveryTimeline) -> bool:
     """Whether this moment of a worker belongs to a recovery that is not over. The moments of an attempt are those of
     rank 0. Workers report late: what happened before the failure does not belong to it.
     """
@@ -147,7 +147,7 @@ def _is_of(event: RunEvent, found: Recovery) -> bool:
     return rank == (found.rank or 0) if found.attempt == found.failed_attempt else rank == 0
 
 
-def _gone_on(found: Recovery, event: RunEvent) -> Recovery:
+def _gone_on(found: RecoveryTimeline, event: RunEvent) -> RecoveryTimeline:
     if event.what == "chosen":  # again, if the ranks could not load the first choice
         return found if "loaded" in found.at_s else _at(found, "chosen", event)
     if event.what == "restored":
@@ -155,11 +155,13 @@ def _gone_on(found: Recovery, event: RunEvent) -> Recovery:
     return _at(msgspec.structs.replace(found, first_step=event.step), "first_step", event)
 
 
-def _at(found: Recovery, name: MomentName, event: RunEvent) -> Recovery:
+def _at(found: RecoveryTimeline, name: MomentName, event: RunEvent) -> RecoveryTimeline:
     return msgspec.structs.replace(found, at_s={**found.at_s, name: event.at_s})
 
 
-def _with_generation(found: Recovery, end_s: float, generations: Sequence[GenerationMoment]) -> Recovery:
+def _with_generation(
+    found: RecoveryTimeline, end_s: float, generations: Sequence[GenerationMoment]
+) -> RecoveryTimeline:
     """Add the first generation after the detection. The coordinator may notice the loss a moment before the agent."""
     began_s = found.at_s["detected"] - EARLIER_S
     first = next((each for each in generations if began_s <= each.at_s < end_s), None)
