@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from strata import Trainer
-from strata.dashboard.recovery import recoveries
 from strata.launch.environment import ALONE, MAY_RESTART_ALONE
 from strata.launch.record.directory import open_run
+from strata.launch.record.recovery import recoveries
 from strata.train import Batch, ParameterServer
 from tests.integration import servers
 from tests.integration.trainer_models import pid_of_server

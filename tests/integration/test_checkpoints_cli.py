@@ -34,6 +34,7 @@ from strata.storage.memory import MemoryStore
 
 HOSTILE = "[red]x[/red]\u001b[31m"
 DATA = "rank-00000.safetensors"
+TIMES = ("stall_s", "write_s", "duration_s")
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,30 @@ def test_ls_lists_the_newest_checkpoint_last(place: Path) -> None:
     listed = checkpoints("ls", place)
     heading, one, two = listed.stdout.splitlines()
 
-    assert heading.split() == ["id", "step", "epoch", "type", "base", "size", "tensors", "age", "metadata"]
+    assert heading.split() == ["id", "step", "epoch", "type", "base", "size", "tensors", "took", "age", "metadata"]
     assert one.split()[:7] == [directory_of(place, 1).name, "1", "10", "FULL", "–", "4.1", "KiB"]
     assert two.split()[:5] == [directory_of(place, 2).name, "2", "20", "FULL", "–"]
     assert two.rstrip().endswith('{"loss": 0.25}')
     assert (listed.returncode, listed.stderr) == (0, "")
+
+
+def test_ls_and_show_print_how_long_a_save_took_and_blocked_training(place: Path) -> None:
+    listed = as_json("ls", place)["checkpoints"][0]
+    assert 0 <= listed["stall_s"] + listed["write_s"] <= listed["duration_s"] + 1e-5 < 60
+    took = f"{listed['duration_s']:.3g}s"
+    assert checkpoints("ls", place).stdout.splitlines()[1].split()[8] == took
+    shown = checkpoints("show", place, "--step", "1").stdout
+    assert f"took      {took}; training was blocked for {listed['stall_s']:.3g}s of it\n" in shown
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_duration(place: Path) -> None:
+    path = directory_of(place, 1) / m.FILE_NAME
+    unset = m.msgspec.structs.replace(m.decode(path.read_bytes(), file=""), **dict.fromkeys(TIMES, m.UNSET))
+    path.write_bytes(m.encode(unset))
+    assert b"duration_s" not in path.read_bytes()
+    assert checkpoints("ls", place).stdout.splitlines()[1].split()[8] == "–"
+    assert as_json("ls", place)["checkpoints"][0]["duration_s"] is None
+    assert "took" not in checkpoints("show", place, "--step", "1").stdout
 
 
 def test_ls_and_show_print_the_base_and_size_of_an_incremental_checkpoint(place: Path) -> None:

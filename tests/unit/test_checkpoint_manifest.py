@@ -61,6 +61,13 @@ def test_a_manifest_survives_encoding_and_decoding() -> None:
     assert m.decode(m.encode(a_manifest()), file="x") == a_manifest()
 
 
+def test_the_times_of_a_save_are_in_the_manifest_only_if_they_were_measured() -> None:
+    assert b"_s" not in m.encode(a_manifest()).replace(b"created_at_s", b"")
+    timed = a_manifest(stall_s=0.25, write_s=1.5, duration_s=2.0)
+    assert m.decode(m.encode(timed), file="x") == timed
+    assert m.decode(m.encode(a_manifest(duration_s=2)), file="x").duration_s == 2.0
+
+
 def test_the_same_contents_have_the_same_hash_whatever_the_step() -> None:
     assert a_manifest().model_hash == a_manifest(step=6, id="other", metadata={}).model_hash
     assert a_manifest().model_hash != a_manifest(tensors=(a_tensor(a_slice(hashes=("f" * 32,))),)).model_hash
@@ -120,6 +127,8 @@ def test_a_tensor_may_have_several_slices() -> None:
         ({"step": -1}, "negative"),
         ({"written_bytes": 10**400}, "too large"),
         ({"created_at_s": -1e308}, "is not a valid time"),
+        ({"stall_s": -1.0}, "stall_s=-1.0 is not a valid duration"),
+        ({"duration_s": 1e300}, "is not a valid duration"),
         ({"num_ranks": 0}, "num_ranks=0"),
         ({"chunk_bytes": 0}, "chunk_bytes"),
         ({"structure_of_rank": (0, 0)}, "structure"),

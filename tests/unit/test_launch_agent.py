@@ -313,12 +313,15 @@ def test_events_of_rank_0_are_in_the_timeline_once_at_its_own_times(tmp_path: Pa
             coordinator.workers[0].events = {
                 "FIRST_STEP": WorkerEvent("FIRST_STEP", 1_002.5, 8),
                 "RESTORED": WorkerEvent("RESTORED", 1_001.5, 7),
+                "CHOSEN": WorkerEvent("CHOSEN", 1_001.0, 7),
             }
             looks = coordinator.num_looks
             await until(lambda: coordinator.num_looks > looks + 3)
         spec = RunSpec(name="job", script="/train.py", directory="/", checkpoints="/k", workers=Size.parse("2"))
-        events = [event for event in RunDirectory(tmp_path, spec).events() if event.what in ("restored", "first_step")]
+        moments = ("chosen", "restored", "first_step")
+        events = [event for event in RunDirectory(tmp_path, spec).events() if event.what in moments]
         assert [(event.what, event.at_s, event.step, event.text) for event in events] == [
+            ("chosen", 1_001.0, 7, "checkpoint of step 7"),
             ("restored", 1_001.5, 7, "checkpoint of step 7"),
             ("first_step", 1_002.5, 8, "training continues"),
         ]

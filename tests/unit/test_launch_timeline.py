@@ -108,7 +108,7 @@ def test_what_is_not_followed_by_an_attempt_of_the_same_life_is_no_recovery(even
     assert recoveries(events) == []
 
 
-WHATS = st.sampled_from(["started", "failed", "restored", "first_step", "finished", "checkpoint", "hung"])
+WHATS = st.sampled_from(["started", "failed", "chosen", "restored", "first_step", "finished", "checkpoint", "hung"])
 
 
 @given(st.lists(st.tuples(WHATS, st.integers(0, 4)), max_size=30))

@@ -28,7 +28,19 @@ LAYERS = (
     {"coordinator", "checkpoint", "data"},
     {"storage", "transport"},
     {"v1"},
-    {"errors", "clock", "config", "identity", "lifecycle", "printing", "scratch", "splitmix", "terminal", "_version"},
+    {
+        "errors",
+        "clock",
+        "config",
+        "identity",
+        "lifecycle",
+        "printing",
+        "scratch",
+        "splitmix",
+        "terminal",
+        "tracing",
+        "_version",
+    },
 )
 DEPTH = {package: depth for depth, layer in enumerate(LAYERS) for package in layer}
 GROUND = LAYERS[-1]  # small modules that may use one another

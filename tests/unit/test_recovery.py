@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strata.dashboard.recovery import GenerationMoment, recoveries
+from strata.launch.record.recovery import GenerationMoment, recoveries
 from strata.launch.record.timeline import RunEvent
 
 
@@ -18,6 +18,7 @@ FAILURE = [
     event(10.0, "failed", "rank 1: killed by signal 9"),
     event(10.1, "failed", "rank 0: exit code 1"),
     event(10.5, "started", attempt=1),
+    event(11.0, "chosen", attempt=1, step=40),
     event(12.0, "restored", attempt=1, step=40),
     event(13.0, "first_step", attempt=1, step=41),
 ]
@@ -27,9 +28,22 @@ def test_a_failure_has_all_its_moments_in_order() -> None:
     (found,) = recoveries(
         FAILURE, [GenerationMoment(at_s=0.1, generation=1), GenerationMoment(at_s=10.2, generation=2)]
     )
-    assert found.at_s == {"detected": 10.0, "generation": 10.2, "started": 10.5, "loaded": 12.0, "first_step": 13.0}
+    assert found.at_s == {
+        "detected": 10.0,
+        "generation": 10.2,
+        "started": 10.5,
+        "chosen": 11.0,
+        "loaded": 12.0,
+        "first_step": 13.0,
+    }
     assert (found.rank, found.cause, found.step, found.generation) == (1, "rank 1: killed by signal 9", 40, 2)
     assert found.took_s == 3.0
+
+
+def test_the_checkpoint_that_was_loaded_counts_if_the_first_choice_was_rejected() -> None:
+    again = [event(11.5, "chosen", attempt=1, step=30), *FAILURE[6:], event(12.5, "chosen", attempt=1, step=20)]
+    (found,) = recoveries([*FAILURE[:6], *again])
+    assert (found.at_s["chosen"], found.at_s["loaded"]) == (11.5, 12.0)
 
 
 def test_a_run_without_failures_has_no_recoveries() -> None:

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from msgspec import UnsetType
+
 from strata.checkpoint.format import manifest as m
 from strata.checkpoint.format.manifest import CheckpointType  # noqa: TC001 - msgspec looks it up
 from strata.errors import CheckpointInvalid, NoCheckpoint, ObjectMissing, StorageError
@@ -56,6 +58,12 @@ class CheckpointMetadata:
     """The position of the data loader that the caller passed to `save`."""
     why: str = ""
     """Why the type is not the requested one; empty if it is."""
+    stall_s: float | None = None
+    """How long the save blocked the caller on rank 0; None, like the next two, if it was not measured."""
+    write_s: float | None = None
+    """How long rank 0 wrote its files after that."""
+    duration_s: float | None = None
+    """From the call of the save on rank 0 until every rank had written its files."""
 
 
 def of_manifest(manifest: Manifest, url: str) -> CheckpointMetadata:
@@ -76,7 +84,14 @@ def of_manifest(manifest: Manifest, url: str) -> CheckpointMetadata:
         num_ranks=manifest.num_ranks,
         data_cursor=manifest.data_cursor,
         why=manifest.why,
+        stall_s=_seconds(manifest.stall_s),
+        write_s=_seconds(manifest.write_s),
+        duration_s=_seconds(manifest.duration_s),
     )
+
+
+def _seconds(measured: float | UnsetType) -> float | None:
+    return None if isinstance(measured, UnsetType) else measured
 
 
 log = logging.getLogger(__name__)

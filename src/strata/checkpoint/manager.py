@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from strata import tracing
 from strata.checkpoint import arguments, policy, retention
 from strata.checkpoint.catalog import Catalog, CheckpointMetadata, links_in, of_manifest
 from strata.checkpoint.format import layout, shards, tree
@@ -41,6 +42,7 @@ from strata.checkpoint.saver import executor
 from strata.checkpoint.tools import compact as compaction
 from strata.checkpoint.tools import inspect
 from strata.checkpoint.tools.progress import watching
+from strata.checkpoint.trace import trace_of
 from strata.clock import SystemClock
 from strata.errors import (
     CheckpointAborted,
@@ -204,7 +206,7 @@ class CheckpointManager:
             InvalidArgument: A value of the state cannot be stored; nothing was written.
             CheckpointBusy: Another save is in progress, and `when_busy="raise"`.
         """
-        start_s = time.perf_counter()
+        start_s = time.monotonic()
         self._require_open()
         id = self._next_id(arguments.count(step, "step"))
         with self._reporting_failure(id):
@@ -217,6 +219,7 @@ class CheckpointManager:
                 created_at_s=self._clock.wall_s(),
                 metadata=arguments.checked_metadata(metadata),
                 data_cursor=arguments.text(data_cursor, "data_cursor"),
+                called_s=start_s,
             )
             with paused_collector():
                 flat = tree.flatten(arguments.part_of_kind(state, kind))
@@ -234,7 +237,7 @@ class CheckpointManager:
                 try:
                     self._copying_in = threading.get_ident()
                     future = self._hand_over(save, head, flat.structure, plan, leaves)
-                    save.staged, save.stall_s = True, time.perf_counter() - start_s
+                    save.staged, save.stall_s = True, time.monotonic() - start_s
                     self._last = save
                     self._pacer.began(step, stall_s=save.stall_s)
                     self._finisher.submit(self._finish, save, future)
@@ -254,7 +257,7 @@ class CheckpointManager:
         with paused_collector():
             changed, why = self._stage(head.type, plan, leaves)
             job = Job(
-                head=jobs.with_reason(head, why),
+                head=msgspec.structs.replace(head, why=why, staged_s=time.monotonic()),
                 ranks=self._ranks,
                 commits=self._commit is None or self._is_alone,
                 header=plan.header,
@@ -411,9 +414,16 @@ class CheckpointManager:
             level = logging.INFO if save.watch.is_cancelled else logging.ERROR
             log.log(level, "saving checkpoint %s failed: %s", save.path, error)
             save.failed(error)
+            if not save.watch.is_cancelled:
+                self._trace(save.metadata, str(error) or type(error).__name__)
             return
+        self._trace(metadata)
         if self._rank == 0:
             self._clean_up(metadata.id)
+
+    def _trace(self, found: CheckpointMetadata, error: str = "") -> None:
+        if self._rank == 0:
+            tracing.export(trace_of(found, ended_s=self._clock.wall_s(), error=error))
 
     def _outcome(self, save: Save, future: Future[Outcome]) -> CheckpointMetadata:
         try:

@@ -22,7 +22,7 @@ from strata.terminal import Console, echo, echo_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from strata.checkpoint.catalog import Catalog
+    from strata.checkpoint.catalog import Catalog, CheckpointMetadata
     from strata.checkpoint.format.manifest import Manifest, TensorEntry
     from strata.checkpoint.load.statistics import Statistics
     from strata.checkpoint.tools.diff import Comparison, Difference
@@ -81,13 +81,14 @@ def ls(location: Location, storage_option: Options = None, as_json: AsJson = Fal
         return
     console = _console()
     table = Table(box=None, pad_edge=False)
-    for heading in ("id", "step", "epoch", "type", "base", "size", "tensors", "age", "metadata"):
-        right = heading in ("step", "epoch", "base", "size", "tensors", "age")
+    for heading in ("id", "step", "epoch", "type", "base", "size", "tensors", "took", "age", "metadata"):
+        right = heading not in ("id", "type", "metadata")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     steps = {c.id: f"step {c.step}" for c, _ in rows}
     for c, num_tensors in rows:
         base = shown(steps.get(c.parent, c.parent)) or "–"
-        numbers = (_written(c.size_bytes, c.full_bytes), str(num_tensors), _duration(now_s - c.created_at_s))
+        times = (_took(c.duration_s), _duration(now_s - c.created_at_s))
+        numbers = (_written(c.size_bytes, c.full_bytes), str(num_tensors), *times)
         metadata = shown(json.dumps(c.metadata, ensure_ascii=False)) if c.metadata else ""
         table.add_row(shown(c.id), str(c.step), str(c.epoch), c.checkpoint_type.name, base, *numbers, metadata)
     console.print(table if rows else f"no checkpoints in {shown(store.url)}")
@@ -134,7 +135,7 @@ def show(
         echo_json({**summary, "data_cursor": manifest.data_cursor, "tensors": described})
         return
     console = _console()
-    _print_summary(console, manifest, info.path, info.model_hash or "")
+    _print_summary(console, manifest, info)
     headings = ("min", "max", "mean", "norm", "nan", "inf") if known else ()
     rows = [
         (
@@ -160,16 +161,17 @@ def _cells(one: "Statistics | None") -> tuple[str, ...]:
     return (*numbers, str(one.num_nan), str(one.num_inf))
 
 
-def _print_summary(console: Console, manifest: "Manifest", path: str, model_hash: str) -> None:
+def _print_summary(console: Console, manifest: "Manifest", info: "CheckpointMetadata") -> None:
     lines = {
         "id": manifest.id,
-        "path": path,
+        "path": info.path,
         "step": f"{manifest.step}, epoch {manifest.epoch}",
         "type": manifest.type.name + (f" ({manifest.why})" if manifest.why else ""),
         "base": manifest.parent,
         "size": f"{_written(manifest.written_bytes, manifest.full_bytes)} in {counted(len(manifest.files), 'file')}, "
         f"{counted(len(manifest.tensors), 'tensor')}",
-        "hash": model_hash,
+        "took": _took_in_words(info),
+        "hash": info.model_hash or "",
         "metadata": json.dumps(manifest.metadata, ensure_ascii=False) if manifest.metadata else "",
         "data": manifest.data_cursor,
     }
@@ -586,6 +588,20 @@ def _size(num_bytes: int) -> str:
     num_bytes = min(num_bytes, 1 << 70)  # a manifest may claim anything
     power = min(int(math.log(num_bytes, 1024)), 5)
     return f"{num_bytes / 1024**power:.1f} {'KMGTP'[power - 1]}iB"
+
+
+def _took(seconds: float | None) -> str:
+    """Return `0.25s` or `12m`; a dash if it was not measured."""
+    if seconds is None:
+        return "–"
+    return _duration(seconds) if seconds >= 100 else f"{seconds:.3g}s"
+
+
+def _took_in_words(info: "CheckpointMetadata") -> str:
+    if info.duration_s is None:
+        return ""
+    stall = "" if info.stall_s is None else f"; training was blocked for {_took(info.stall_s)} of it"
+    return f"{_took(info.duration_s)}{stall}"
 
 
 def _duration(seconds: float) -> str:

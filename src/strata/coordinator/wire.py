@@ -309,6 +309,7 @@ def decode_worker(worker: types_pb2.Worker) -> views.WorkerInfo:
 
 
 EVENTS: dict[types_pb2.WorkerEventKind.ValueType, WorkerEventName] = {
+    types_pb2.WORKER_EVENT_KIND_CHOSEN: "CHOSEN",
     types_pb2.WORKER_EVENT_KIND_RESTORED: "RESTORED",
     types_pb2.WORKER_EVENT_KIND_FIRST_STEP: "FIRST_STEP",
 }

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from strata.coordinator.state import events as e
 from strata.dashboard.goodput import RunTimes
-from strata.dashboard.recovery import GenerationMoment, recoveries
 from strata.launch.record.log import last_lines
+from strata.launch.record.recovery import GenerationMoment, recoveries
 
 if TYPE_CHECKING:
     from strata.coordinator.journal import Journal
-    from strata.dashboard.recovery import Recovery
     from strata.launch.record.directory import RunDirectory
+    from strata.launch.record.recovery import RecoveryTimeline
     from strata.launch.record.timeline import RunEvent
 
 MAX_LINES = 20
@@ -53,7 +53,7 @@ class RunRecord:
 
     def recoveries(
         self, job_id: str, journal: Journal, *, last_seq: int, limit: int
-    ) -> tuple[list[tuple[Recovery, list[str]]], int]:
+    ) -> tuple[list[tuple[RecoveryTimeline, list[str]]], int]:
         """Return the newest recoveries, each with the last lines of the failed worker, and the number of all.
 
         Args:

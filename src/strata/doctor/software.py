@@ -48,6 +48,12 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("optuna", "optuna"),
         ("scipy", "scipy"),
     ),
+    "mlflow": (("alembic", "alembic"), ("mlflow-skinny", "mlflow")),
+    "wandb": (("wandb", "wandb"),),
+    "otel": (
+        ("opentelemetry-exporter-otlp-proto-http", "opentelemetry.exporter.otlp.proto.http"),
+        ("opentelemetry-sdk", "opentelemetry.sdk"),
+    ),
     "k8s": (("kopf", "kopf"), ("kubernetes", "kubernetes")),
     "rdma": (("nixl-cu12", "nixl"),),
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from strata import tracing
 from strata.clock import Clock, SystemClock
 from strata.coordinator.state import server_figures
 from strata.errors import ConfigError, StrataError
@@ -24,6 +25,7 @@ from strata.launch.nodes.base import RoomChanged
 from strata.launch.protocol import DumpStacks, KillWorkers
 from strata.launch.record.directory import RunStatus
 from strata.launch.record.timeline import RunEvent
+from strata.launch.record.trace import RecoveryTraces
 from strata.launch.record.view import RunView, WorkerView, describe_checkpoint
 from strata.launch.supervisor import Phase, Supervisor
 from strata.launch.watchdog import StepWatch
@@ -56,6 +58,8 @@ LEAST_LOOK_S = 0.05
 """Shortest interval between two looks, however many notices come."""
 MAX_DIGITS = 6
 """Most digits of a world size in a checkpoint's metadata."""
+UNSHOWN = ("chosen",)
+"""Events that are in the timeline only: what follows within moments says the same."""
 ASK_AGAIN_S = 60.0
 """Interval between two requests to move rows, if the first had no result."""
 CHECKPOINT_TIMEOUT_S = 2.0
@@ -77,7 +81,7 @@ class _Observed:
 
     watch: StepWatch
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
-    noted: set[tuple[int, int, str]] = field(default_factory=set)
+    noted: set[tuple[int, int, str, float]] = field(default_factory=set)
     """Worker events that are in the timeline: rank, incarnation at the coordinator if it was restarted alone, kind."""
     restarted: dict[int, int] = field(default_factory=dict)
     """Ranks that were restarted alone, each with the incarnation of the process that failed; 0 if that is unknown."""
@@ -135,6 +139,7 @@ class Agent:
         self._has_acted = asyncio.Event()
         """The supervisor has decided something, and may wait for a point in time since."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._traces = RecoveryTraces(spec.name) if tracing.is_on() else None
 
     async def run(self) -> Finish:
         """Run until the supervisor ends the run. All workers have exited by then."""
@@ -237,6 +242,8 @@ class Agent:
             with contextlib.suppress(StrataError):
                 found = await self._client.list_workers(job_id=self._spec.name, watch=True)
                 interval_s = LOOK_WATCHING_S if found.is_watching else LOOK_S
+                if self._traces is not None:
+                    self._traces.changed(found.generation, self._clock.wall_s())
                 await self._update([each for each in found.workers if self._is_of_this_attempt(each)])
             await self._fetch_checkpoint()
             self._write_status()
@@ -354,8 +361,10 @@ class Agent:
             if incarnation and incarnation == observed.restarted[rank]:
                 continue  # the process that failed
             for event in sorted(worker.events.values(), key=lambda event: event.at_s):
-                if (rank, incarnation, event.kind) not in observed.noted:
-                    observed.noted.add((rank, incarnation, event.kind))
+                # A worker chooses again if the ranks cannot load its first choice.
+                key = (rank, incarnation, event.kind, event.at_s if event.kind == "CHOSEN" else 0.0)
+                if key not in observed.noted:
+                    observed.noted.add(key)
                     text = self._event_in_words(event, worker, rank)
                     self._note(event.kind.lower(), text, rank=rank, step=event.step, at_s=event.at_s)
 
@@ -501,8 +510,11 @@ class Agent:
             step=step,
         )
         self._directory.note(event)
-        self._last_event = text
-        self._display.print_event(event)
+        for each in () if self._traces is None else self._traces.add(event):
+            tracing.export(each)
+        if what not in UNSHOWN:
+            self._last_event = text
+            self._display.print_event(event)
         self._write_status()
 
     def _write_status(self) -> None:

@@ -43,7 +43,7 @@ from strata.train.schedule import Schedule
 from strata.train.time_use import TimeUseMeter, data_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from strata.checkpoint import CheckpointManager, CheckpointMetadata, Save
@@ -386,7 +386,7 @@ class Context:
         try:
             with pytrees.on_the_host(given_back):
                 found = self.checkpoints.restore(
-                    {**into, **given_back, OURS: ours}, id=chosen, strict=strict, saved_by=self.roles.saved_by
+                    {**into, **given_back, OURS: ours}, id=chosen, strict=strict, saved_by=self._chosen
                 )
         except NoCheckpoint:
             if chosen is not None:  # deleted a moment ago; all ranks restart and choose again
@@ -406,6 +406,11 @@ class Context:
         """Return the checkpoint that a rank loads without the others, which do not choose with it."""
         newest = self.checkpoints.latest()
         return None if newest is None else newest.id
+
+    def _chosen(self, found: CheckpointMetadata) -> Sequence[int]:
+        """Report the checkpoint that is loaded next; return the ranks whose states this rank loads."""
+        self._membership.chose(found)
+        return self.roles.saved_by(found)
 
     def continue_after(self, step: int) -> None:
         """Continue after a step that an earlier process of this rank has made, later than the checkpoint."""
@@ -701,7 +706,7 @@ class Context:
                 return
             self._is_closed = True
         self._withdraw()
-        self._loggers_of_script.close()
+        self._loggers_of_script.close(is_failing=is_failing)
         try:
             if not is_failing and is_exiting and self.world_size > 1:
                 self._warn_of_unsaved(

@@ -78,6 +78,10 @@ class Membership(Protocol):
         """Send what `read` returns with every heartbeat. Another thread calls it."""
         ...
 
+    def chose(self, found: CheckpointMetadata) -> None:
+        """Report which checkpoint this rank is going to load."""
+        ...
+
     def restored(self, found: CheckpointMetadata) -> None: ...
 
     def ask_checkpoint(self, reason: str) -> None:
@@ -141,6 +145,9 @@ class NoMembership:
         pass
 
     def measure(self, read: Callable[[], TimeUse | None]) -> None:
+        pass
+
+    def chose(self, found: CheckpointMetadata) -> None:
         pass
 
     def restored(self, found: CheckpointMetadata) -> None:
@@ -274,6 +281,9 @@ class JoinedMembership:
 
     def measure(self, read: Callable[[], TimeUse | None]) -> None:
         self._worker.measure(read)
+
+    def chose(self, found: CheckpointMetadata) -> None:
+        self._worker.report_event("CHOSEN", at_s=time.time(), step=found.step)
 
     def restored(self, found: CheckpointMetadata) -> None:
         """Report a restored checkpoint, and warn if it is not the last one that the coordinator knows."""

@@ -60,8 +60,8 @@ def init(
         checkpoints: Directory or URL of checkpoints, instead of the run's.
         every: When `maybe_checkpoint` saves: a number of steps, a time ("90s", "10m", "1h") or a strategy. Default:
             first after a minute, then as often as costs one percent of the time. The last step is always saved.
-        loggers: Where rank 0 also writes what it reports: "tensorboard" (in `tensorboard/RUN`), or objects with
-            `start(step)`, `log(step, metrics)` and `close()`.
+        loggers: Where rank 0 also writes what it reports: "tensorboard" (in `tensorboard/RUN`), "mlflow", "wandb"
+            (offline files), or objects with `start(step)`, `log(step, metrics)` and `close()`.
         checkpoint_options: Arguments for `CheckpointManager`: `keep_count` (default 3), `compression`,
             `storage_options`, …
 
@@ -79,7 +79,13 @@ def init(
     elif of_run := storage_options_in(variables):
         given = checkpoint_options.get("storage_options") or {}
         checkpoint_options = {**checkpoint_options, "storage_options": {**of_run, **given}}
-    written = create(chosen if spec.identity.rank == 0 else (), run=spec.identity.run)
+    identity = spec.identity
+    written = create(
+        chosen if identity.rank == 0 else (),
+        run=identity.run,
+        checkpoints=os.fspath(spec.checkpoints),
+        attempt=identity.attempt + identity.incarnation,
+    )
     strategy = strategy_of(every if every is not None else variables.get(EVERY))
     alone = Alone(variables)
     agreement = Agreement(on_limit=lambda: alone.hold(AGREEING))

@@ -61,6 +61,8 @@ class _WorkerEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Worke
     """It has loaded a checkpoint."""
     WORKER_EVENT_KIND_FIRST_STEP: _WorkerEventKind.ValueType  # 2
     """It has made its first step."""
+    WORKER_EVENT_KIND_CHOSEN: _WorkerEventKind.ValueType  # 3
+    """It knows which checkpoint it will load, and begins to."""
 
 class WorkerEventKind(_WorkerEventKind, metaclass=_WorkerEventKindEnumTypeWrapper): ...
 
@@ -70,6 +72,8 @@ WORKER_EVENT_KIND_RESTORED: WorkerEventKind.ValueType  # 1
 """It has loaded a checkpoint."""
 WORKER_EVENT_KIND_FIRST_STEP: WorkerEventKind.ValueType  # 2
 """It has made its first step."""
+WORKER_EVENT_KIND_CHOSEN: WorkerEventKind.ValueType  # 3
+"""It knows which checkpoint it will load, and begins to."""
 Global___WorkerEventKind: _TypeAlias = WorkerEventKind  # noqa: Y015
 
 class _CheckpointType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -81,6 +82,7 @@ class StrataStorageWriter(StorageWriter):
         self.saved: CheckpointMetadata | None = None
         """The last checkpoint, on the coordinator rank; on all ranks, `storage_meta` of `dcp.save` has its id."""
         self._id = ""
+        self._called_s = 0.0
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -113,6 +115,7 @@ class StrataStorageWriter(StorageWriter):
                 "use_collectives=False is not supported: no rank could commit the files of all; leave it out",
                 field="use_collectives",
             )
+        self._called_s = time.monotonic()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -191,6 +194,7 @@ class StrataStorageWriter(StorageWriter):
             full_bytes=size_bytes,
             written_bytes=size_bytes,
             model_hash=m.model_hash(tensors),
+            duration_s=round(time.monotonic() - self._called_s, 6),
         )
         with self._location.opened() as store:
             publish(store, manifest)

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from strata.checkpoint.format import layout
@@ -147,6 +148,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A hash of the contents; see the function `model_hash`."""
     why: str = ""
     """Why the type is not the requested one; empty if it is."""
+    stall_s: float | UnsetType = UNSET
+    """How long the save blocked the caller on rank 0. Unset, like the next two, where it was not measured."""
+    write_s: float | UnsetType = UNSET
+    """How long rank 0 wrote its files after that."""
+    duration_s: float | UnsetType = UNSET
+    """From the call of the save on rank 0 until every rank had written its files, just before the manifest was put."""
 
     @property
     def size_bytes(self) -> int:
@@ -256,6 +263,9 @@ def check(manifest: Manifest, *, file: str) -> None:
     numbers = (manifest.step, manifest.epoch, manifest.full_bytes, manifest.written_bytes)
     _require(all(0 <= number < 1 << 63 for number in numbers), file, "a step, epoch or size is negative or too large")
     _require(0 <= manifest.created_at_s < 1 << 40, file, f"created_at_s={manifest.created_at_s:g} is not a valid time")
+    for name in ("stall_s", "write_s", "duration_s"):
+        seconds = getattr(manifest, name)
+        _require(seconds is UNSET or 0 <= seconds < 1 << 40, file, f"{name}={seconds} is not a valid duration")
     _require(manifest.num_ranks >= 1, file, f"num_ranks={manifest.num_ranks} is not positive")
     _require(1 <= manifest.chunk_bytes <= 1 << 30, file, f"chunk_bytes={manifest.chunk_bytes} is out of range")
     _require(

@@ -40,6 +40,12 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     data_cursor: str = ""
     why: str = ""
     """Why the type is not the requested one, if known."""
+    called_s: float | None = None
+    """When `save` was called. This time and the next two are monotonic ones of the machine of this rank."""
+    staged_s: float | None = None
+    """When the state was copied, so that the caller went on."""
+    written_s: float | None = None
+    """When the files of this rank were durable."""
 
 
 def merge(parts: Sequence[RankPart], *, head: Head) -> Manifest:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -248,6 +249,7 @@ def finish(
 
     A single rank puts only the manifest. Raises what `conclude` raises.
     """
+    head = msgspec.structs.replace(head, written_s=time.monotonic())
     if ranks.size > 1:
         with reporting_failure(store, ranks, head.id):
             put_part(store, part)
@@ -282,7 +284,7 @@ def conclude(
         is_agreed = agreement.is_over if agreement is not None else _always
         if ranks.is_leader:
             found = gather(store, ranks, head.id, own=own, clock=clock, wait=wait, watch=watch, is_agreed=is_agreed)
-            manifest = merge.merge(found, head=head)
+            manifest = timed(merge.merge(found, head=head), head, now_s=time.monotonic())
             data = m.encode(manifest)
             if ranks.size > 1:  # merging takes a while
                 _check_failures(store, head.id, _names(store, head.id))
@@ -296,6 +298,18 @@ def conclude(
     if commit is not None:
         notify(commit, of_manifest(manifest, store.url))
     return manifest
+
+
+def timed(manifest: Manifest, head: Head, *, now_s: float) -> Manifest:
+    """Add how long the save took, as far as it was measured."""
+    if head.called_s is None or head.staged_s is None or head.written_s is None:
+        return manifest
+    return msgspec.structs.replace(
+        manifest,
+        stall_s=round(max(head.staged_s - head.called_s, 0.0), 6),
+        write_s=round(max(head.written_s - head.staged_s, 0.0), 6),
+        duration_s=round(max(now_s - head.called_s, 0.0), 6),
+    )
 
 
 def _always() -> bool:

@@ -109,11 +109,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.changed is None else self.changed.unpacked(tensor)
 
 
-def with_reason(head: Head, why: str) -> Head:
-    """Set why the checkpoint is not of the requested type."""
-    return msgspec.structs.replace(head, why=why)
-
-
 def max_job_bytes(layout: Layout) -> int:
     """Return the space that an encoded job may take behind its snapshot: names, shapes, and a bit per unit."""
     return (1 << 16) + len(layout.header) * 4 + layout.size_bytes // 400

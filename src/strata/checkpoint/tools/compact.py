@@ -81,4 +81,7 @@ def _rewritten(store: Store, manifest: Manifest, id: str, watch: Watch) -> Manif
         model_hash=m.model_hash(tensors),
         chunk_bytes=CHUNK_BYTES,
         why=f"compacted from {manifest.id}",
+        stall_s=msgspec.UNSET,  # those of another save
+        write_s=msgspec.UNSET,
+        duration_s=msgspec.UNSET,
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WorkerStateName = Literal["INITIALIZING", "IDLE", "LOADING_DATA", "TRAINING", "CHECKPOINTING", "RECOVERING", "ERROR"]
 
-WorkerEventName = Literal["RESTORED", "FIRST_STEP"]
+WorkerEventName = Literal["CHOSEN", "RESTORED", "FIRST_STEP"]
 
 MAX_DEPARTED = 1_000
 """Departed incarnations remembered, to give a late caller the reason."""

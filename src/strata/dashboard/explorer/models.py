@@ -38,7 +38,8 @@ class ExplorerCheckpoint(Model):
     bases: list[str] = Field(description="The checkpoints whose files it needs.")
     children: list[str] = Field(description="The checkpoints that are deltas against this one.")
     branch: int = Field(description="How often training had gone back to an earlier step before.")
-    duration_s: float | None = Field(description="The time that the save took, if the metadata records `duration_s`.")
+    duration_s: float | None = Field(description="How long the save took; null if it was not measured.")
+    stall_s: float | None = Field(description="How long the save blocked training on rank 0; null if not measured.")
     metadata: dict[str, Any] = Field(description="What the caller passed to `save`, or the metadata of the file.")
     why: str = Field(description="Why the type is not the requested one; empty if it is.")
     model_hash: str

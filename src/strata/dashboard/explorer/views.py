@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import UnsetType
+
 from strata.checkpoint.load.statistics import as_plain
 from strata.dashboard.explorer import models as m
 from strata.dashboard.explorer import tree
@@ -12,7 +14,7 @@ from strata.dashboard.explorer import tree
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from strata.checkpoint.format.manifest import TensorEntry
+    from strata.checkpoint.format.manifest import Manifest, TensorEntry
     from strata.checkpoint.load.statistics import Statistics
     from strata.dashboard.explorer.change import Change, PairedCheckpoints
     from strata.dashboard.explorer.explorer import Entry, Followed, OpenCheckpoint
@@ -44,13 +46,13 @@ def checkpoint(entry: Entry) -> m.ExplorerCheckpoint:
             children=[],
             branch=0,
             duration_s=None,
+            stall_s=None,
             metadata=dict(entry.file.metadata),
             why="",
             model_hash="",
         )
     found, lineage = entry.manifest, entry.lineage
     assert lineage is not None
-    duration_s = found.metadata.get("duration_s")
     return m.ExplorerCheckpoint(
         id=found.id,
         kind="strata",
@@ -66,11 +68,20 @@ def checkpoint(entry: Entry) -> m.ExplorerCheckpoint:
         bases=list(found.bases),
         children=list(lineage.children),
         branch=lineage.branch,
-        duration_s=duration_s if isinstance(duration_s, float | int) and math.isfinite(duration_s) else None,
+        duration_s=_duration_s(found),
+        stall_s=None if isinstance(found.stall_s, UnsetType) else found.stall_s,
         metadata=_finite_json(found.metadata),
         why=found.why,
         model_hash=found.model_hash,
     )
+
+
+def _duration_s(found: Manifest) -> float | None:
+    """Return how long the save took. Earlier versions did not measure it, but scripts put it into the metadata."""
+    if not isinstance(found.duration_s, UnsetType):
+        return found.duration_s
+    noted = found.metadata.get("duration_s")
+    return noted if isinstance(noted, float | int) and math.isfinite(noted) else None
 
 
 def _finite_json(value: Any) -> Any:

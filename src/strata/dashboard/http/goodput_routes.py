@@ -10,15 +10,15 @@ from fastapi import Query
 from strata.dashboard import goodput as g
 from strata.dashboard.http import models as m
 from strata.dashboard.http.routes import current
-from strata.dashboard.recovery import MOMENTS
+from strata.launch.record.recovery import MOMENTS
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from strata.coordinator.serve.engine import Engine
-    from strata.dashboard.recovery import Recovery
     from strata.dashboard.run_record import RunRecord
     from strata.dashboard.sampler import Sampler
+    from strata.launch.record.recovery import RecoveryTimeline
 
 MAX_ATTEMPTS = 200
 """Newest attempts and recoveries of an answer."""
@@ -47,7 +47,7 @@ def add_goodput_routes(router: APIRouter, engine: Engine, sampler: Sampler, reco
     async def recoveries(job: RequiredJob) -> m.Recoveries:
         """Return every failure of a run, newest first, with its moments from the detection to the first step."""
         await current(engine, sampler)
-        found: list[tuple[Recovery, list[str]]] = []
+        found: list[tuple[RecoveryTimeline, list[str]]] = []
         num_found = 0
         if record is not None:
             journal, last_seq = engine.journal, engine.last_seq
@@ -74,7 +74,7 @@ def _entry(entry: g.LedgerEntry) -> m.GoodputEntry:
     )
 
 
-def _recovery(found: Recovery, lines: list[str]) -> m.RunRecovery:
+def _recovery(found: RecoveryTimeline, lines: list[str]) -> m.RunRecovery:
     detected_s = found.at_s["detected"]
     return m.RunRecovery(
         failed_attempt=found.failed_attempt,

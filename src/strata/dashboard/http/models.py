@@ -10,8 +10,8 @@ from strata.coordinator.http.models import EventLine, Model, Page
 from strata.coordinator.state.membership import WorkerStateName  # noqa: TC001 - evaluated at run time
 from strata.dashboard.goodput import Category  # noqa: TC001 - evaluated at run time
 from strata.dashboard.health import FindingKind, Level  # noqa: TC001 - evaluated at run time
-from strata.dashboard.recovery import MomentName  # noqa: TC001 - evaluated at run time
 from strata.dashboard.sample import JobState  # noqa: TC001 - evaluated at run time
+from strata.launch.record.recovery import MomentName  # noqa: TC001 - evaluated at run time
 
 RoleName = Literal["reader", "worker", "admin"]
 MAX_TOKEN_LENGTH = 1_024

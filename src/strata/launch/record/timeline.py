@@ -31,7 +31,7 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     monotonic_s: float
     """For durations. It starts anew with each boot of the machine."""
     what: str
-    """A kind of the supervisor's notes, or `checkpoint`, `restored`, `first_step`, `finished`."""
+    """A kind of the supervisor's notes, or `checkpoint`, `chosen`, `restored`, `first_step`, `finished`."""
     text: str = ""
     attempt: int = 0
     rank: int | None = None

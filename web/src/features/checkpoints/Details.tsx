@@ -42,6 +42,7 @@ export function Details({ place, item, items }: Props) {
     ["Tensors", count(item.num_tensors)],
     ["Ranks", count(item.num_ranks)],
     ...(item.duration_s === null ? [] : ([["Save took", duration(item.duration_s)]] as [string, string][])),
+    ...(item.stall_s === null ? [] : ([["Blocked training for", duration(item.stall_s)]] as [string, string][])),
     ...Object.entries(item.metadata).map(([name, value]): [string, string] => [
       name,
       typeof value === "object" ? JSON.stringify(value) : String(value),

@@ -14,6 +14,7 @@ const LABELS: Record<RecoveryMoment["name"], string> = {
   detected: "Failure detected",
   generation: "New generation",
   started: "Workers started",
+  chosen: "Checkpoint chosen",
   loaded: "Checkpoint loaded",
   first_step: "First step",
 };

@@ -1810,7 +1810,7 @@ export interface components {
              * Name
              * @enum {string}
              */
-            name: "detected" | "generation" | "started" | "loaded" | "first_step";
+            name: "detected" | "generation" | "started" | "chosen" | "loaded" | "first_step";
         };
         /** Reset */
         Reset: {

@@ -463,7 +463,7 @@ export interface components {
             created_at_s: number;
             /**
              * Duration S
-             * @description The time that the save took, if the metadata records `duration_s`.
+             * @description How long the save took; null if it was not measured.
              */
             duration_s: number | null;
             /** Epoch */
@@ -503,6 +503,11 @@ export interface components {
              * @description The size of its own files.
              */
             size_bytes: number;
+            /**
+             * Stall S
+             * @description How long the save blocked training on rank 0; null if not measured.
+             */
+            stall_s: number | null;
             /**
              * Step
              * @description Null for a plain safetensors file, like other fields that it does not have.
