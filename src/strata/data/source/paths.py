@@ -43,10 +43,12 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "json": (".json",),
     "jsonl": (".jsonl", ".ndjson"),
     "arrow": (".arrow", ".feather", ".arrows", ".ipc"),
+    "webdataset": (".tar", ".tgz"),
 }
-"""File name suffixes by format. Compressed text such as `.csv.gz` counts as well, see `COMPRESSED`."""
+"""File name suffixes by format. Compressed files such as `.csv.gz` count as well, see `COMPRESSED`."""
 COMPRESSED = (".gz", ".zst", ".bz2")
-TEXT_FORMATS = ("csv", "json", "jsonl")
+COMPRESSED_FORMATS = ("csv", "json", "jsonl", "webdataset")
+"""Formats that are also read from compressed files."""
 _BY_SUFFIX = {suffix: known for known, suffixes in SUFFIXES.items() for suffix in suffixes}
 _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ORC": "orc", b"ARROW1": "arrow"}
 
@@ -108,14 +110,14 @@ def format_of(name: str) -> str | None:
     if stem and f".{last}" in COMPRESSED:
         stem, _, last = stem.rpartition(".")
         known = _BY_SUFFIX.get(f".{last}") if stem else None
-        return known if known in TEXT_FORMATS else None
+        return known if known in COMPRESSED_FORMATS else None
     return _BY_SUFFIX.get(f".{last}") if stem else None
 
 
 def suffixes_of(format_name: str) -> tuple[str, ...]:
     """Return the suffixes of a format, including those of compressed files."""
     plain = SUFFIXES[format_name]
-    if format_name not in TEXT_FORMATS:
+    if format_name not in COMPRESSED_FORMATS:
         return plain
     return plain + tuple(suffix + compressed for suffix in plain for compressed in COMPRESSED)
 
