@@ -1,6 +1,6 @@
 """Find the files of a dataset from the `path` that a user passes.
 
-`path` is a file, a directory, a pattern, or a list of these; `listing.py` lists files, this module selects them. Files
+`path` is a file, a directory, a pattern, or a list of these; `braces.py` expands `{000..999}`, `listing.py` lists files, this module selects them. Files
 are sorted by name in code point order. Names are relative to the root of the search: the directory itself, the
 directory before the first wildcard of a pattern, or the common directory of a list. Moving a dataset therefore keeps
 names and order.
@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from strata.data.source.braces import expand
 from strata.data.source.filesystem import open_source, resolve_path, store_key
 from strata.data.source.listing import (
     BROKEN_LINK,
@@ -164,7 +165,7 @@ def _resolve(
             raise InvalidArgument(f"path contains {one!r}; pass paths or URLs as strings", field="path")
     if not written:
         raise InvalidArgument("path=[] is empty; pass at least one path", field="path")
-    first, *others = [os.fspath(one) for one in written]
+    first, *others = [path for one in written for path in _expanded(os.fspath(one))]
     source, found = open_source(first, filesystem=filesystem, storage_options=storage_options)
     requested = [RequestedPath(without_secrets(first), found, is_directory=first.endswith("/"))]
     for text in others:
@@ -177,6 +178,13 @@ def _resolve(
         found = resolve_path(text, filesystem=filesystem, storage_options=storage_options)
         requested.append(RequestedPath(without_secrets(text), found, is_directory=text.endswith("/")))
     return source, requested
+
+
+def _expanded(text: str) -> list[str]:
+    """Return the paths of a brace pattern; a local path that exists literally is not a pattern."""
+    if "{" not in text or os.path.exists(text):  # noqa: PTH110 - also for URLs, which do not exist
+        return [text]
+    return expand(text)
 
 
 def _select(

@@ -10,7 +10,7 @@ A compressed shard is one row group, see `docs/design/data.md`.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -61,6 +61,9 @@ class WebDatasetFormat:
     required: tuple[str, ...] = ()
     """Extensions that a sample must have to be a row."""
 
+    def requiring(self, parts: Sequence[str]) -> WebDatasetFormat:
+        return replace(self, required=tuple(parts))
+
     def inspect(
         self,
         source: Source,
@@ -89,7 +92,7 @@ class WebDatasetFormat:
         names = [KEY, *found.extensions]
         nulls = {name: int((kept & ~found.has(name)).sum()) for name in found.extensions}
         types = [pa.string(), *(pa.large_binary() for _ in found.extensions)]
-        return FileFacts(pa.schema(zip(names, types, strict=True)), units, found.version, {KEY: 0, **nulls})
+        return FileFacts(pa.schema(zip(names, types, strict=True)), units, found.version, {KEY: 0, **nulls}, int((~kept).sum()))
 
     def presence(
         self,
