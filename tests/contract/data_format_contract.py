@@ -13,7 +13,7 @@ import operator
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -173,6 +173,8 @@ class FormatContract:
     """The suffix of its files, if it is not the name of the format."""
     added: ClassVar[tuple[str, ...]] = ()
     """Columns that every file has besides those of the written table; they come first."""
+    choices: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of `create_dataloader`, for a format that does not deliver nulls by default."""
 
     def write(self, table: pa.Table, path: Path, rows_per_unit: int) -> None:
         raise NotImplementedError
@@ -391,6 +393,7 @@ class FormatContract:
             split_bytes=file.size_bytes // 8,
             prefetch_bytes="1GiB",
             cache=False,
+            **self.choices,
         )
         assert not dataset._recipe.source.is_local
         before = handler.num_reads

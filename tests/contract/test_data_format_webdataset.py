@@ -6,6 +6,7 @@ import io
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 from data_format_contract import FormatContract
@@ -35,6 +36,7 @@ class TestWebDataset(FormatContract):
     unit_bytes = 20_000
     suffix = "tar"
     added = ("__key__",)
+    choices = MappingProxyType({"missing": "none"})
     test_statistics_never_contradict_the_rows: Callable[..., None] | None = None  # tar has no statistics  # type: ignore[assignment]
 
     def write(self, table: pa.Table, path: Path, rows_per_unit: int) -> None:

@@ -197,7 +197,7 @@ class StructuredDataset(Dataset):
         """Create a loader over files, and the dataset behind it, which has the plan, the state and the metrics.
 
         Args:
-            path: A file, a directory (searched recursively), a glob or brace pattern, or a list of these; local or a URL.
+            path: A file, a directory (searched recursively), a glob or brace pattern, or a list of these, or URLs.
             format: parquet, orc, csv, json, jsonl, arrow or webdataset; by default it is guessed from the files.
             batch_size: Rows per batch on each rank.
             columns: The columns to deliver; all by default.

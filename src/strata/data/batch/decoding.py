@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from strata.errors import ConfigError, DataFileInvalid, InvalidArgument, NullsFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from strata.data.config import Missing, OutputFormat
 
@@ -191,8 +190,8 @@ def _require_pillow(column: str) -> None:
         import PIL.Image  # noqa: F401, PLC0415 - only a check
     except ImportError as error:
         raise ConfigError(
-            f"decoding {column!r} needs Pillow: pip install pillow, or pass decode={{{column!r}: my_function}}, or False "
-            "for its bytes",
+            f"decoding {column!r} needs Pillow: pip install pillow, or pass decode={{{column!r}: my_function}}, or "
+            "False for its bytes",
             field="decode",
         ) from error
 
@@ -265,8 +264,3 @@ _BY_NAME: Final[Mapping[str, Decoder]] = {
     "pickle": pickle.loads,  # only if the user names it
     "bytes": bytes,
 }
-
-
-def is_binary(kind: pa.DataType) -> bool:
-    """Return whether a column holds bytes that can be decoded."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))

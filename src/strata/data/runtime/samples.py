@@ -178,9 +178,10 @@ class DecodedBlocks:
             job.num_parts_left -= 1
             if job.num_parts_left:
                 return
+        if job.error is not None:
+            _settle(job, error=job.error)
+            return
         try:
-            if job.error is not None:
-                raise job.error
             result = self._finished(job)
         except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
             _settle(job, error=error)
@@ -225,9 +226,7 @@ class DecodedBlocks:
         return batches, num_lacking, num_bytes
 
 
-def _settle(
-    job: _Job, *, result: tuple[Batches, int, int] | None = None, error: BaseException | None = None
-) -> None:
+def _settle(job: _Job, *, result: tuple[Batches, int, int] | None = None, error: BaseException | None = None) -> None:
     with job.lock:
         if job.result.done():  # cancelled
             return
@@ -242,13 +241,15 @@ def _taken(values: Any, rows: list[int]) -> Any:
     if isinstance(values, PaddedRows):
         return PaddedRows(*(part[rows] for part in values))
     if isinstance(values, RaggedRows):
-        ends = [*values.offsets[1:].tolist(), len(values.values)]
-        spans = [(int(values.offsets[row]), ends[row]) for row in rows]
-        lengths = [last - first for first, last in spans]
+        offsets = values.offsets
+        ends = [*offsets[1:].tolist(), len(values.values)]
+        spans = [(int(offsets[row]), ends[row]) for row in rows]
         places = [place for first, last in spans for place in range(first, last)]
-        starts = list(itertools.accumulate(lengths, initial=0))[:-1]
-        return RaggedRows(values.values[places], values.offsets.new_tensor(starts) if hasattr(values.offsets, "new_tensor")
-                          else np.array(starts, np.int64))
+        starts = list(itertools.accumulate((last - first for first, last in spans), initial=0))[:-1]
+        made = np.array(starts, np.int64)
+        return RaggedRows(
+            values.values[places], made if isinstance(offsets, np.ndarray) else offsets.new_tensor(starts)
+        )
     return [values[row] for row in rows] if isinstance(values, list) else values[rows]
 
 

@@ -1,7 +1,7 @@
 """Expand brace patterns as a shell does: `shards-{000000..000999}.tar`, `{train,val}/*.parquet`. Pure.
 
-Ranges are whole numbers, padded to the width of the wider end if one begins with a zero. Braces that are neither a range
-nor a list are ordinary characters, and so are unbalanced ones.
+Ranges are whole numbers, padded to the width of the wider end if one begins with a zero. Braces that are neither a
+range nor a list are ordinary characters, and so are unbalanced ones.
 """
 
 from __future__ import annotations
@@ -61,4 +61,3 @@ def _choices(inside: str) -> _Range | list[str] | None:
     if matched := _RANGE.fullmatch(inside):
         return _Range(matched[1], matched[2], max(1, int(matched[3] or 1)))
     return inside.split(",") if "," in inside else None
-

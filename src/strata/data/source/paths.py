@@ -1,9 +1,9 @@
 """Find the files of a dataset from the `path` that a user passes.
 
-`path` is a file, a directory, a pattern, or a list of these; `braces.py` expands `{000..999}`, `listing.py` lists files, this module selects them. Files
-are sorted by name in code point order. Names are relative to the root of the search: the directory itself, the
-directory before the first wildcard of a pattern, or the common directory of a list. Moving a dataset therefore keeps
-names and order.
+`path` is a file, a directory, a pattern, or a list of these; `braces.py` expands `{000..999}`, `listing.py` lists
+files, this module selects them. Files are sorted by name in code point order. Names are relative to the root of the
+search: the directory itself, the directory before the first wildcard of a pattern, or the common directory of a list.
+Moving a dataset therefore keeps names and order.
 """
 
 from __future__ import annotations

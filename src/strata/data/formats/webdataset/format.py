@@ -24,7 +24,7 @@ from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, wrong_format
 from strata.data.formats.text import Text, codec_of, rows_only
 from strata.data.formats.webdataset import index
-from strata.data.formats.webdataset.headers import Malformed, walk
+from strata.data.formats.webdataset.headers import BLOCK_BYTES, Malformed, is_tar, walk
 from strata.data.formats.webdataset.samples import KEY, cut, outline, parts
 from strata.data.memory import pool
 from strata.data.source.source import translate_errors
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strata.data.filter.expression import Node
-    from strata.data.formats.webdataset.headers import ReadAt
     from strata.data.formats.webdataset.samples import Outline
     from strata.data.source.source import DataFile, Source
 
@@ -92,7 +91,13 @@ class WebDatasetFormat:
         names = [KEY, *found.extensions]
         nulls = {name: int((kept & ~found.has(name)).sum()) for name in found.extensions}
         types = [pa.string(), *(pa.large_binary() for _ in found.extensions)]
-        return FileFacts(pa.schema(zip(names, types, strict=True)), units, found.version, {KEY: 0, **nulls}, int((~kept).sum()))
+        return FileFacts(
+            pa.schema(zip(names, types, strict=True)),
+            units,
+            found.version,
+            {KEY: 0, **nulls},
+            num_incomplete=int((~kept).sum()),
+        )
 
     def presence(
         self,
@@ -122,25 +127,24 @@ def find_outline(source: Source, file: DataFile, *, uses_index: bool = True) -> 
         window = _Window(source, file, opened)
         if uses_index and (found := index.read(source, file, window.read_at)) is not None:
             return found
-        if file.size_bytes % 512 or not file.size_bytes:
-            head = window.read_at(0, NUM_HEAD_BYTES)
-            if not any(head) or not _is_tar(window.read_at):
-                raise wrong_format(file, file.size_bytes, head, "a webdataset")
-        elif window.read_at(0, 512) != bytes(512) and not _is_tar(window.read_at):
-            raise wrong_format(file, file.size_bytes, window.read_at(0, NUM_HEAD_BYTES), "a webdataset")
+        is_cut = not file.size_bytes or file.size_bytes % BLOCK_BYTES > 0
+        head = window.read_at(0, BLOCK_BYTES)
+        if not is_tar(head) if any(head) else is_cut:
+            raise wrong_format(file, file.size_bytes, head[:NUM_HEAD_BYTES], "a webdataset")
         try:
-            return outline(window.read_at, file.size_bytes)
+            found = outline(window.read_at, file.size_bytes)
         except Malformed as error:
             raise _invalid(file, error) from error
+        if is_cut:
+            error = Malformed(file.size_bytes, "the file does not end with a whole block: it was truncated")
+            raise _invalid(file, error)
+        return found
 
 
-def _is_tar(read_at: ReadAt) -> bool:
-    """Return whether the first block is the header of a member, whatever is wrong with the member."""
-    try:
-        next(walk(read_at, 0, 1 << 62, has_marker=True), None)
-    except Malformed as error:
-        return "not the header" not in error.problem
-    return True
+def find_index(source: Source, file: DataFile) -> Outline | None:
+    """Return where the samples of an uncompressed shard are, if it has a valid index."""
+    with source.open(file) as opened:
+        return index.read(source, file, _Window(source, file, opened).read_at)
 
 
 def _outline_compressed(source: Source, file: DataFile) -> Outline:
@@ -151,7 +155,7 @@ def _outline_compressed(source: Source, file: DataFile) -> Outline:
         except Malformed as error:
             raise _invalid(file, error, is_compressed=True) from error
         stream.finish()
-        return Outline(found.starts, found.extensions, found.presence, found.hashes, text.hash_all())
+        return replace(found, version=text.hash_all())
 
 
 class _Window:
@@ -169,7 +173,7 @@ class _Window:
 
     def read_at(self, offset: int, num_bytes: int) -> bytes:
         begin = offset - self._first
-        if 0 <= begin and begin + num_bytes <= len(self._data):
+        if begin >= 0 and begin + num_bytes <= len(self._data):
             return self._data[begin : begin + num_bytes]
         gap = begin - len(self._data)
         is_near = -len(self._data) <= gap <= 16 * self._smallest
@@ -220,9 +224,7 @@ class _Unpacked:
 class WebDatasetReader:
     """The `Reader` of shards."""
 
-    def __init__(
-        self, form: WebDatasetFormat, source: Source, file: DataFile, schema: pa.Schema, version: str
-    ) -> None:
+    def __init__(self, form: WebDatasetFormat, source: Source, file: DataFile, schema: pa.Schema, version: str) -> None:
         self.bytes_read = 0
         self._form = form
         self._source = source
@@ -388,7 +390,9 @@ class _Parts:
         everything = pa.Array.from_buffers(
             pa.large_binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), self._data]
         )
-        arrays = [pa.array(self.keys, pa.string()) if name == KEY else self._column(name, everything) for name in columns]
+        arrays = [
+            pa.array(self.keys, pa.string()) if name == KEY else self._column(name, everything) for name in columns
+        ]
         return pa.Table.from_arrays(arrays, names=list(columns))
 
     def _column(self, extension: str, everything: pa.Array) -> pa.Array:

@@ -108,6 +108,11 @@ def walk(read_at: ReadAt, first: int, end: int, *, has_marker: bool) -> Iterator
         raise Malformed(min(position, end), f"the last member ends at byte {position:,} instead of {end:,}")
 
 
+def is_tar(block: bytes) -> bool:
+    """Return whether a block could be the header of a member, perhaps a damaged one."""
+    return len(block) == BLOCK_BYTES and (block[257:262] == b"ustar" or _declared(block) is not None)
+
+
 class _Extended:
     """What extended headers declare about the next member."""
 
@@ -174,15 +179,19 @@ def _payload(block: bytes, position: int) -> int:
     """Return the offset after a header, whose checksum is verified."""
     # The low half of Adler-32 is a sum of bytes, computed natively.
     found = (zlib.adler32(block) - 1) & 0xFFFF
-    field = block[_CHECKSUM]
-    declared = field.partition(b"\0")[0].strip()
-    if not declared.isdigit() or b"8" in declared or b"9" in declared:
+    wanted = _declared(block)
+    if wanted is None:
         raise Malformed(position, "this is not the header of a member")
     # The checksum is computed with spaces in its own field.
-    wanted = int(declared, 8)
-    if (wanted - 8 * 0x20 + sum(field)) % _ADLER != found % _ADLER and _signed(block) != wanted:
+    if (wanted - 8 * 0x20 + sum(block[_CHECKSUM])) % _ADLER != found % _ADLER and _signed(block) != wanted:
         raise Malformed(position, "a header with a wrong checksum")
     return position + BLOCK_BYTES
+
+
+def _declared(block: bytes) -> int | None:
+    """Return the checksum that a header declares."""
+    text = block[_CHECKSUM].partition(b"\0")[0].strip()
+    return int(text, 8) if text.isdigit() and b"8" not in text and b"9" not in text else None
 
 
 def _signed(block: bytes) -> int:

@@ -147,9 +147,7 @@ def cut(found: Outline, unit_bytes: int, required: Collection[str] = ()) -> tupl
         last = max(last, first + 1)
         num_rows = int(rows[last] - rows[first])
         if num_rows:
-            units.append(
-                Unit(place, num_rows, int(rows[first]), int(starts[first]), int(starts[last] - starts[first]))
-            )
+            units.append(Unit(place, num_rows, int(rows[first]), int(starts[first]), int(starts[last] - starts[first])))
         first, place = last, place + 1
     return tuple(units)
 
