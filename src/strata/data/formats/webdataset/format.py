@@ -136,8 +136,8 @@ def find_outline(source: Source, file: DataFile, *, uses_index: bool = True) -> 
         except Malformed as error:
             raise _invalid(file, error) from error
         if is_cut:
-            error = Malformed(file.size_bytes, "the file does not end with a whole block: it was truncated")
-            raise _invalid(file, error)
+            cut_off = Malformed(file.size_bytes, "the file does not end with a whole block: it was truncated")
+            raise _invalid(file, cut_off)
         return found
 
 
