@@ -248,9 +248,9 @@ def index(
 
 
 def _load(path: str, **choices: Any) -> tuple[Any, Any]:
-    return _imported("strata.data").StructuredDataset.create_dataloader(
-        path, show_progress=sys.stderr.isatty(), **choices
-    )
+    dataset = _imported("strata.data").StructuredDataset
+    made: tuple[Any, Any] = dataset.create_dataloader(path, show_progress=sys.stderr.isatty(), **choices)
+    return made
 
 
 def _imported(module: str) -> Any:

@@ -172,7 +172,7 @@ def _decoder(column: str, how: Any, output_format: OutputFormat) -> Decoder:
         return made
     if how is False:
         return bytes
-    name = KINDS.get(how, how) if isinstance(how, str) else None
+    name = KINDS.get(how, how) if isinstance(how, str) else ""
     if name == "image":
         _require_pillow(column)
         return _image_channels_first if output_format == "torch" else _image

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -132,19 +133,28 @@ class DecodedBlocks:
         """Begin to decode as many batches as may be ahead. Wait for a block only if nothing else is left to deliver."""
         while True:
             with self._lock:
-                if self._is_closed or len(self._jobs) >= self._num_ahead():
+                if not self._has_room():
                     return
                 waits = not self._jobs
-            if self._block is None or self._place == len(self._block.batches):
-                block = self._blocks.take(waits=waits)
-                if block is None:
-                    return
-                self._block, self._place = block, 0
+            block = self._current_block(waits=waits)
+            if block is None:
+                return
             with self._lock:
-                if self._is_closed or self._block is None:
+                if not self._has_room():  # closed meanwhile
                     return
-                self._jobs.append(self._begin(self._block, self._place))
+                self._jobs.append(self._begin(block, self._place))
                 self._place += 1
+
+    def _current_block(self, *, waits: bool) -> Batches | None:
+        """Return the block of the next batch to decode."""
+        block = self._block
+        if block is None or self._place == len(block.batches):
+            block = self._blocks.take(waits=waits)
+            self._block, self._place = block, 0
+        return block
+
+    def _has_room(self) -> bool:
+        return not self._is_closed and len(self._jobs) < self._num_ahead()
 
     def _num_ahead(self) -> int:
         fitting = self._prefetch_bytes // self._batch_bytes if self._batch_bytes else MIN_BATCHES_AHEAD
@@ -163,7 +173,7 @@ class DecodedBlocks:
         )
         for part in range(num_parts):
             first, last = num_rows * part // num_parts, num_rows * (part + 1) // num_parts
-            self._threads.submit(lambda first=first, last=last: self._decode(job, first, last))
+            self._threads.submit(partial(self._decode, job, first, last))
         return job
 
     # In the threads
