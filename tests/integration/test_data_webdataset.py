@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import xxhash
 import zstandard
 from PIL import Image
 from typer.testing import CliRunner
@@ -24,8 +25,9 @@ from webdataset import tariterators
 from strata.cli.app import app
 from strata.data import StructuredDataset
 from strata.data.indexing import index_shards
+from strata.data.packing import pack
 from strata.data.source.braces import expand
-from strata.errors import DataFileInvalid, InvalidArgument, NullsFound, PlanChanged
+from strata.errors import DataFileInvalid, InvalidArgument, NoData, NullsFound, PlanChanged
 
 NUM_SAMPLES = 60
 
@@ -328,3 +330,58 @@ def test_a_shard_cut_off_at_a_member_is_refused_although_tarfile_reads_it(tmp_pa
     path.write_bytes(path.read_bytes()[: last.offset])
     with pytest.raises(DataFileInvalid, match=rf"a.tar, byte {last.offset:,}: the end marker is missing"):
         load(path)
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
+def plant_files(folder: Path, num_samples: int = 12) -> Path:
+    for number in range(num_samples):
+        place = folder / ("train" if number % 2 else "val-1.0")
+        place.mkdir(parents=True, exist_ok=True)
+        for name, data in sample_parts(number):
+            (place / Path(name).name).write_bytes(data)
+    (folder / ".hidden.jpg").write_bytes(b"x")
+    (folder / "README").write_text("no extension")
+    return folder
+
+
+def test_a_packed_directory_is_read_back_and_packing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    files = plant_files(tmp_path / "files")
+    shards = pack(files, tmp_path / "one", max_bytes=8_000)
+    assert [shard.name for shard in shards] == [f"shard-{number:06}.tar" for number in range(len(shards))]
+    assert len(shards) > 2
+    assert all(shard.num_bytes <= 8_000 for shard in shards)
+    loader, _ = load(str(tmp_path / "one"), decode=None, columns=["__key__", "cls"])
+    found = {
+        key: number for batch in loader for key, number in zip(batch["__key__"], batch["cls"].tolist(), strict=True)
+    }
+    assert found == {f"{'train' if n % 2 else 'val-1.0'}/{n:05}": n for n in range(12)}
+    assert index_shards(str(tmp_path / "one"), writes=False).num_written == 0
+    assert pack(files, tmp_path / "two", max_bytes=8_000) == shards
+    data = (tmp_path / "one" / shards[0].name).read_bytes()
+    assert data == (tmp_path / "two" / shards[0].name).read_bytes()
+    assert xxhash.xxh3_128_hexdigest(data) == shards[0].xxh3_128
+
+
+def test_a_pack_that_was_stopped_goes_on_and_other_files_are_refused(tmp_path: Path) -> None:
+    files, target = plant_files(tmp_path / "files"), tmp_path / "shards"
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        pack(files, target, max_samples=3, on_progress=stop)
+    with (target / "_pack.jsonl").open("ab") as journal:
+        journal.write(b'{"name": "shard-0000')  # killed while it wrote a line
+    first = (target / "shard-000000.tar").stat().st_mtime_ns
+    result = CliRunner().invoke(app, ["data", "pack", str(files), str(target), "--max-samples", "3"])
+    assert result.exit_code == 0
+    assert "4 shards with 12 samples in " in result.output
+    assert (target / "shard-000000.tar").stat().st_mtime_ns == first, "it is not written again"
+    assert len(load(str(target))[0]) == 3
+    with pytest.raises(InvalidArgument, match="choose an empty directory"):
+        pack(files, target, max_samples=4)
+    with pytest.raises(NoData, match="no files with a key"):
+        pack(target / "nothing", tmp_path / "other")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.data.formats.webdataset import index
-from strata.data.formats.webdataset.headers import MAX_EXTENSION_BYTES, Malformed, walk
+from strata.data.formats.webdataset.headers import MAX_EXTENSION_BYTES, TarDamage, walk
 from strata.data.formats.webdataset.samples import MAX_EXTENSIONS, cut, outline, split_name
 from strata.data.source.braces import expand
 from strata.errors import LimitExceeded
@@ -82,7 +82,7 @@ def test_no_change_of_a_byte_makes_the_walk_leave_the_file_or_crash(data: st.Dat
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, 4095))] = data.draw(st.integers(0, 255))
     found = []
-    with contextlib.suppress(Malformed):
+    with contextlib.suppress(TarDamage):
         found += walk(reader(bytes(good)), 0, len(good), has_marker=True)
     assert all(0 <= each.offset <= each.offset + each.num_bytes <= len(good) for each in found)
 
@@ -140,7 +140,7 @@ BAD = {
 
 @pytest.mark.parametrize(("data", "offset"), BAD.values(), ids=BAD)
 def test_a_bad_tar_is_refused_at_its_offset(data: bytes, offset: int) -> None:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(TarDamage) as caught:
         walked(data)
     assert caught.value.offset == offset
     assert str(caught.value).startswith(f"byte {offset:,}: ")
@@ -178,12 +178,12 @@ def outlined(members: list[tuple[str, bytes]]) -> tuple[bytes, object]:
 
 
 def test_two_parts_with_one_extension_are_refused() -> None:
-    with pytest.raises(Malformed, match=r"byte 1,024: sample 'a' has two parts 'jpg'"):
+    with pytest.raises(TarDamage, match=r"byte 1,024: sample 'a' has two parts 'jpg'"):
         outlined([("a.jpg", b"1"), ("a.JPG", b"2")])
 
 
 def test_keys_with_dots_are_refused_before_every_name_is_a_column() -> None:
-    with pytest.raises(Malformed, match="write keys without dots"):
+    with pytest.raises(TarDamage, match="write keys without dots"):
         outlined([(f"a.{number}.jpg", b"") for number in range(MAX_EXTENSIONS + 1)])
 
 

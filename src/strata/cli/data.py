@@ -1,4 +1,4 @@
-"""`strata data`: plan a dataset, preview its rows, measure its throughput and index tar shards."""
+"""`strata data`: plan a dataset, preview its rows, measure its throughput, index and pack tar shards."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ from strata.terminal import Console, echo, echo_json
 if TYPE_CHECKING:
     from strata.data.plan.plan import Plan
 
-app = typer.Typer(help="Plan a dataset, preview rows, measure throughput, index tar shards.", no_args_is_help=True)
+app = typer.Typer(help="Plan, preview and measure datasets; index and pack tar shards.", no_args_is_help=True)
 
 Path = Annotated[str, typer.Argument(metavar="PATH|URL", help="File, directory, glob pattern or s3://BUCKET/PATH.")]
 Format = Annotated[
@@ -49,7 +49,7 @@ MAX_CELL = 40
 
 @app.callback()
 def root() -> None:
-    """Plan a dataset, preview rows, measure throughput, index tar shards."""
+    """Plan, preview and measure datasets; index and pack tar shards."""
 
 
 @app.command()
@@ -245,6 +245,31 @@ def index(
         )
     if check and made.num_written:
         raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def pack(
+    source: Annotated[str, typer.Argument(metavar="DIR", help="Directory of files, such as 0001.jpg and 0001.cls.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Directory for the shards.")],
+    max_bytes: Annotated[str, typer.Option(help="Maximum size of a shard, such as 500MB.")] = "500MB",
+    max_samples: Annotated[int | None, typer.Option(help="Maximum number of samples in a shard.", min=1)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack a directory into tar shards with indexes; repeat it to resume."""
+    packing = _imported("strata.data.packing")
+    with _progress(is_shown=not as_json) as progress:
+        task = progress.add_task("packing", total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        shards = packing.pack(source, target, max_bytes=max_bytes, max_samples=max_samples, on_progress=report)
+    if as_json:
+        listed = [{name: getattr(shard, name) for name in shard.__struct_fields__} for shard in shards]
+        echo_json({"shards": listed})
+        return
+    num_samples = sum(shard.num_samples for shard in shards)
+    echo(f"{counted(len(shards), 'shard')} with {counted(num_samples, 'sample')} in {printable(target)}")
 
 
 def _load(path: str, **choices: Any) -> tuple[Any, Any]:

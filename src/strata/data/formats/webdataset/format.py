@@ -24,7 +24,7 @@ from strata.data.formats.base import FileFacts, Unit
 from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, wrong_format
 from strata.data.formats.text import Text, codec_of, rows_only
 from strata.data.formats.webdataset import index
-from strata.data.formats.webdataset.headers import BLOCK_BYTES, Malformed, is_tar, walk
+from strata.data.formats.webdataset.headers import BLOCK_BYTES, TarDamage, is_tar, walk
 from strata.data.formats.webdataset.samples import KEY, cut, outline, parts
 from strata.data.memory import pool
 from strata.data.source.source import translate_errors
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strata.data.filter.expression import Node
-    from strata.data.formats.webdataset.samples import Outline
+    from strata.data.formats.webdataset.samples import ShardOutline
     from strata.data.source.source import DataFile, Source
 
 MAX_UNPACKED_BYTES: Final = 2 << 30
@@ -77,7 +77,7 @@ class WebDatasetFormat:
         is_compressed = codec_of(file) is not None
         try:
             units = cut(found, MAX_UNPACKED_BYTES if is_compressed else max(1, unit_bytes), self.required)
-        except Malformed as error:
+        except TarDamage as error:
             raise _invalid(file, error) from error
         if is_compressed and units:
             units = (Unit(0, int(kept.sum()), 0, 0, file.size_bytes),)
@@ -114,7 +114,7 @@ class WebDatasetFormat:
         return WebDatasetReader(self, source, file, schema, version)
 
 
-def find_outline(source: Source, file: DataFile, *, uses_index: bool = True) -> Outline:
+def find_outline(source: Source, file: DataFile, *, uses_index: bool = True) -> ShardOutline:
     """Return where the samples of a shard are: from its index, or by walking it.
 
     Raises:
@@ -124,7 +124,7 @@ def find_outline(source: Source, file: DataFile, *, uses_index: bool = True) -> 
     if codec_of(file) is not None:
         return _outline_compressed(source, file)
     with source.open(file) as opened:
-        window = _Window(source, file, opened)
+        window = _ReadAhead(source, file, opened)
         if uses_index and (found := index.read(source, file, window.read_at)) is not None:
             return found
         is_cut = not file.size_bytes or file.size_bytes % BLOCK_BYTES > 0
@@ -133,32 +133,32 @@ def find_outline(source: Source, file: DataFile, *, uses_index: bool = True) -> 
             raise wrong_format(file, file.size_bytes, head[:NUM_HEAD_BYTES], "a webdataset")
         try:
             found = outline(window.read_at, file.size_bytes)
-        except Malformed as error:
+        except TarDamage as error:
             raise _invalid(file, error) from error
         if is_cut:
-            cut_off = Malformed(file.size_bytes, "the file does not end with a whole block: it was truncated")
+            cut_off = TarDamage(file.size_bytes, "the file does not end with a whole block: it was truncated")
             raise _invalid(file, cut_off)
         return found
 
 
-def find_index(source: Source, file: DataFile) -> Outline | None:
+def find_index(source: Source, file: DataFile) -> ShardOutline | None:
     """Return where the samples of an uncompressed shard are, if it has a valid index."""
     with source.open(file) as opened:
-        return index.read(source, file, _Window(source, file, opened).read_at)
+        return index.read(source, file, _ReadAhead(source, file, opened).read_at)
 
 
-def _outline_compressed(source: Source, file: DataFile) -> Outline:
+def _outline_compressed(source: Source, file: DataFile) -> ShardOutline:
     with Text(source, file) as text:
         stream = _Unpacked(text)
         try:
             found = outline(stream.read_at, MAX_UNPACKED_BYTES)
-        except Malformed as error:
+        except TarDamage as error:
             raise _invalid(file, error, is_compressed=True) from error
         stream.finish()
         return replace(found, version=text.hash_all())
 
 
-class _Window:
+class _ReadAhead:
     """Reads a file in windows that grow while the reads are close to each other."""
 
     def __init__(self, source: Source, file: DataFile, opened: pa.NativeFile) -> None:
@@ -213,7 +213,7 @@ class _Unpacked:
         self._first += done
         self._data = self._data[done:] + bytes(self._piece[:filled])
         if self._first + len(self._data) > MAX_UNPACKED_BYTES:
-            raise Malformed(
+            raise TarDamage(
                 self._first,
                 f"the shard has more than {MAX_UNPACKED_BYTES >> 30} GiB unpacked; write smaller shards, or do not "
                 "compress them",
@@ -244,11 +244,11 @@ class WebDatasetReader:
         try:
             if codec_of(self._file) is None:
                 data = self._load(unit)
-                found = _Parts(data, unit.offset, self._form.required, has_marker=False)
+                found = _LoadedSamples(data, unit.offset, self._form.required, has_marker=False)
             else:
                 data = self._unpack()
-                found = _Parts(data, 0, self._form.required, has_marker=True)
-        except Malformed as error:
+                found = _LoadedSamples(data, 0, self._form.required, has_marker=True)
+        except TarDamage as error:
             self._check_unchanged()
             raise DataFileInvalid(
                 f"{self._describe(unit)}: {error}; {CURE}", path=self._file.path, row_group=unit.index
@@ -270,7 +270,7 @@ class WebDatasetReader:
 
     def _load(self, unit: Unit) -> pa.Buffer:
         if unit.num_bytes > MAX_UNPACKED_BYTES:
-            raise Malformed(
+            raise TarDamage(
                 unit.offset,
                 f"a sample of {unit.num_bytes:,} bytes; the limit is {MAX_UNPACKED_BYTES:,}, because it is held in "
                 "memory",
@@ -348,14 +348,14 @@ class WebDatasetReader:
         )
 
 
-class _Parts:
+class _LoadedSamples:
     """The parts of the samples in a buffer."""
 
     def __init__(self, data: pa.Buffer, offset: int, required: Collection[str], *, has_marker: bool) -> None:
         """`offset`: the offset of the buffer in the file, for errors.
 
         Raises:
-            Malformed: The buffer is not a run of samples.
+            TarDamage: The buffer is not a run of samples.
         """
         self._data = data
         self.keys: list[str] = []
@@ -420,6 +420,6 @@ class _Parts:
             self._places[name] = ([row for row, _ in pairs], [number for _, number in pairs])
 
 
-def _invalid(file: DataFile, error: Malformed, *, is_compressed: bool = False) -> DataFileInvalid:
+def _invalid(file: DataFile, error: TarDamage, *, is_compressed: bool = False) -> DataFileInvalid:
     unpacked = " unpacked" if is_compressed else ""
     return DataFileInvalid(f"{file.name},{unpacked} {error}; {CURE}", path=file.path)

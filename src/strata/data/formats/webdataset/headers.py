@@ -43,7 +43,7 @@ _IGNORED: Final = frozenset(b"5V")
 """Directories, and the name of a volume."""
 
 
-class Malformed(ValueError):
+class TarDamage(ValueError):
     """A header that cannot be followed."""
 
     def __init__(self, offset: int, problem: str) -> None:
@@ -72,16 +72,16 @@ def walk(read_at: ReadAt, first: int, end: int, *, has_marker: bool) -> Iterator
     they do in a row group.
 
     Raises:
-        Malformed: The bytes are not a tar, or have a member that is refused.
+        TarDamage: The bytes are not a tar, or have a member that is refused.
     """
     position, extended = first, _Extended()
     while position < end or has_marker:
         block = read_at(position, BLOCK_BYTES)
         if len(block) < BLOCK_BYTES:
-            raise Malformed(position, "the end marker is missing: the file was truncated, or its writer did not finish")
+            raise TarDamage(position, "the end marker is missing: the file was truncated, or its writer did not finish")
         if block == _ZEROS:
             if extended.start is not None or not has_marker:
-                raise Malformed(position, "zeros where the header of a member should be")
+                raise TarDamage(position, "zeros where the header of a member should be")
             _check_rest(read_at, position + BLOCK_BYTES)
             return
         payload = _payload(block, position)
@@ -103,9 +103,9 @@ def walk(read_at: ReadAt, first: int, end: int, *, has_marker: bool) -> Iterator
         else:
             name = extended.name or _name(block, position)
             problem = _REFUSED.get(kind, f"of the unknown type {chr(kind)!r}; write the shard again")
-            raise Malformed(position, f"member {_shown(name)!r} is {problem}")
+            raise TarDamage(position, f"member {_shown(name)!r} is {problem}")
     if position != end or extended.start is not None:
-        raise Malformed(min(position, end), f"the last member ends at byte {position:,} instead of {end:,}")
+        raise TarDamage(min(position, end), f"the last member ends at byte {position:,} instead of {end:,}")
 
 
 def is_tar(block: bytes) -> bool:
@@ -128,13 +128,13 @@ class _Extended:
         """Read the payload of an extended header and return the offset of the next header."""
         payload, num_bytes = position + BLOCK_BYTES, _size(block, position)
         if num_bytes > MAX_EXTENSION_BYTES:
-            raise Malformed(
+            raise TarDamage(
                 position, f"an extended header of {num_bytes:,} bytes; the limit is {MAX_EXTENSION_BYTES:,}"
             )
         _check_end(position, payload, num_bytes, end)
         data = read_at(payload, num_bytes)
         if len(data) < num_bytes:
-            raise Malformed(position, "an extended header that is cut off: the file was truncated")
+            raise TarDamage(position, "an extended header that is cut off: the file was truncated")
         kind = block[156]
         if kind == ord("L"):
             self.name = _text(data.partition(b"\0")[0], position)
@@ -147,15 +147,15 @@ class _Extended:
     def _add(self, data: bytes, position: int, *, is_global: bool) -> None:
         for key, value in _records(data, position):
             if key.startswith(b"GNU.sparse"):
-                raise Malformed(position, f"the next member is {_REFUSED[ord('S')]}")
+                raise TarDamage(position, f"the next member is {_REFUSED[ord('S')]}")
             if key not in (b"path", b"size"):
                 continue
             if is_global:
-                raise Malformed(position, f"a global header that sets the {key.decode()} of all members")
+                raise TarDamage(position, f"a global header that sets the {key.decode()} of all members")
             if key == b"path":
                 self.name = _text(value, position)
             elif not value.isdigit() or len(value) > 20:
-                raise Malformed(position, f"an extended header with the size {value[:20]!r}")
+                raise TarDamage(position, f"an extended header with the size {value[:20]!r}")
             else:
                 self.num_bytes = int(value)
 
@@ -166,11 +166,11 @@ def _records(data: bytes, position: int) -> Iterator[tuple[bytes, bytes]]:
     while first < len(data) and data[first]:
         digits, space, _ = data[first : first + 20].partition(b" ")
         if not space or not digits.isdigit():
-            raise Malformed(position, "an extended header that is not a list of records")
+            raise TarDamage(position, "an extended header that is not a list of records")
         last = first + int(digits)
         key, equals, value = data[first + len(digits) + 1 : last - 1].partition(b"=")
         if not equals or last > len(data) or data[last - 1] != ord("\n"):
-            raise Malformed(position, "an extended header with a record that is cut off")
+            raise TarDamage(position, "an extended header with a record that is cut off")
         yield key, value
         first = last
 
@@ -181,10 +181,10 @@ def _payload(block: bytes, position: int) -> int:
     found = (zlib.adler32(block) - 1) & 0xFFFF
     wanted = _declared(block)
     if wanted is None:
-        raise Malformed(position, "this is not the header of a member")
+        raise TarDamage(position, "this is not the header of a member")
     # The checksum is computed with spaces in its own field.
     if (wanted - 8 * 0x20 + sum(block[_CHECKSUM])) % _ADLER != found % _ADLER and _signed(block) != wanted:
-        raise Malformed(position, "a header with a wrong checksum")
+        raise TarDamage(position, "a header with a wrong checksum")
     return position + BLOCK_BYTES
 
 
@@ -204,13 +204,13 @@ def _size(block: bytes, position: int) -> int:
     field = block[124:136]
     if field[0] & 0x80:
         if field[0] != 0x80:
-            raise Malformed(position, "a member with a negative size")
+            raise TarDamage(position, "a member with a negative size")
         return int.from_bytes(field[1:], "big")
     text = field.partition(b"\0")[0].strip()
     if not text:
         return 0
     if not text.isdigit() or b"8" in text or b"9" in text:
-        raise Malformed(position, f"a member whose size is not a number: {text!r}")
+        raise TarDamage(position, f"a member whose size is not a number: {text!r}")
     return int(text, 8)
 
 
@@ -223,11 +223,11 @@ def _name(block: bytes, position: int) -> str:
 
 def _text(name: bytes, position: int) -> str:
     if len(name) > MAX_NAME_BYTES:
-        raise Malformed(position, f"a name of {len(name):,} bytes; the limit is {MAX_NAME_BYTES:,}")
+        raise TarDamage(position, f"a name of {len(name):,} bytes; the limit is {MAX_NAME_BYTES:,}")
     try:
         return name.decode()
     except UnicodeDecodeError as error:
-        raise Malformed(
+        raise TarDamage(
             position, f"the name {name[:80]!r} is not UTF-8; write the shard again with --format=pax"
         ) from error
 
@@ -238,7 +238,7 @@ def _shown(name: str) -> str:
 
 def _check_end(position: int, payload: int, num_bytes: int, end: int) -> None:
     if payload + num_bytes > end:
-        raise Malformed(
+        raise TarDamage(
             position,
             f"a member of {num_bytes:,} bytes would end at byte {payload + num_bytes:,}, but only {end:,} are there: "
             "the file was truncated, or its header is damaged",
@@ -248,7 +248,7 @@ def _check_end(position: int, payload: int, num_bytes: int, end: int) -> None:
 def _check_rest(read_at: ReadAt, position: int) -> None:
     rest = read_at(position, MAX_REST_BYTES)
     if rest.strip(b"\0"):
-        raise Malformed(position, "bytes after the end marker; write joined tars as separate files")
+        raise TarDamage(position, "bytes after the end marker; write joined tars as separate files")
 
 
 def _padded(offset: int) -> int:

@@ -20,8 +20,8 @@ import pyarrow.fs as pafs
 import xxhash
 import zstandard
 
-from strata.data.formats.webdataset.headers import BLOCK_BYTES, SAMPLE_BYTES, Malformed, walk
-from strata.data.formats.webdataset.samples import MAX_EXTENSIONS, Outline, parts
+from strata.data.formats.webdataset.headers import BLOCK_BYTES, SAMPLE_BYTES, TarDamage, walk
+from strata.data.formats.webdataset.samples import MAX_EXTENSIONS, ShardOutline, parts
 from strata.data.source.source import translate_errors
 from strata.errors import DataFileMissing, StorageError
 
@@ -51,7 +51,7 @@ class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hashes: bytes
 
 
-def to_bytes(found: Outline, num_bytes: int) -> bytes:
+def to_bytes(found: ShardOutline, num_bytes: int) -> bytes:
     blocks = np.diff(found.starts, prepend=0) // BLOCK_BYTES
     stored = _Stored(
         num_bytes=num_bytes,
@@ -65,7 +65,7 @@ def to_bytes(found: Outline, num_bytes: int) -> bytes:
     return b"".join([_MAGIC, xxhash.xxh3_128_digest(payload), payload])
 
 
-def from_bytes(data: bytes) -> tuple[Outline, int]:
+def from_bytes(data: bytes) -> tuple[ShardOutline, int]:
     """Return the outline, and the size of the shard.
 
     Raises:
@@ -95,7 +95,7 @@ def from_bytes(data: bytes) -> tuple[Outline, int]:
     )
     if not is_possible:
         raise ValueError("its numbers contradict each other")
-    found = Outline(
+    found = ShardOutline(
         np.cumsum(blocks) * BLOCK_BYTES,
         stored.extensions,
         np.frombuffer(stored.presence, np.uint8).reshape(num_samples, width),
@@ -105,7 +105,7 @@ def from_bytes(data: bytes) -> tuple[Outline, int]:
     return found, stored.num_bytes
 
 
-def read(source: Source, file: DataFile, read_at: ReadAt) -> Outline | None:
+def read(source: Source, file: DataFile, read_at: ReadAt) -> ShardOutline | None:
     """Return the outline of a shard from its index, or None if there is no index that can be trusted."""
     beside = index_file(file)
     try:
@@ -119,7 +119,7 @@ def read(source: Source, file: DataFile, read_at: ReadAt) -> Outline | None:
     except (DataFileMissing, StorageError) as error:
         log.debug("no index of %s: %s", file.name, error)
         return None
-    except ValueError as error:  # Malformed as well
+    except ValueError as error:  # TarDamage as well
         log.warning(
             "ignoring the index %s: %s; write it again with strata data index, or delete it", beside.name, error
         )
@@ -127,7 +127,7 @@ def read(source: Source, file: DataFile, read_at: ReadAt) -> Outline | None:
     return found
 
 
-def write(source: Source, file: DataFile, found: Outline) -> str:
+def write(source: Source, file: DataFile, found: ShardOutline) -> str:
     """Write the index beside the shard, and return its name.
 
     Raises:
@@ -148,7 +148,7 @@ def index_file(file: DataFile) -> DataFile:
     return replace(file, path=file.path + SUFFIX, name=file.name + SUFFIX)
 
 
-def _check(found: Outline, num_bytes: int, file: DataFile, read_at: ReadAt) -> None:
+def _check(found: ShardOutline, num_bytes: int, file: DataFile, read_at: ReadAt) -> None:
     """Compare the size and a few samples.
 
     Raises:
@@ -164,7 +164,7 @@ def _check(found: Outline, num_bytes: int, file: DataFile, read_at: ReadAt) -> N
             _, _, _, member = next(parts(walk(read_at, first, last, has_marker=False)))
         except StopIteration:
             raise ValueError(f"there is no sample at byte {first:,}") from None
-        except Malformed as error:
+        except TarDamage as error:
             raise ValueError(f"there is no sample at {error}") from error
         head = member.header + read_at(member.offset, min(SAMPLE_BYTES, member.num_bytes))
         if member.start != first or xxhash.xxh32_intdigest(head) != int(found.hashes[number]):

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from strata.data.formats.base import Unit
-from strata.data.formats.webdataset.headers import SAMPLE_BYTES, Malformed, walk
+from strata.data.formats.webdataset.headers import SAMPLE_BYTES, TarDamage, walk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -30,7 +30,7 @@ _META: Final = re.compile(r"__[^/]*__($|/)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outline:
+class ShardOutline:
     """Where the samples of a tar are, without their contents."""
 
     starts: npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def parts(members: Iterator[Member]) -> Iterator[tuple[bool, str, str, Member]]:
     """Yield for each part whether it begins a sample, its key, its extension and its member.
 
     Raises:
-        Malformed: A sample has two parts with the same extension.
+        TarDamage: A sample has two parts with the same extension.
     """
     current: str | None = None
     found: set[str] = set()
@@ -88,18 +88,18 @@ def parts(members: Iterator[Member]) -> Iterator[tuple[bool, str, str, Member]]:
         if is_first:
             current, found = key, set()
         if extension in found or extension == KEY:
-            raise Malformed(
+            raise TarDamage(
                 member.start, f"sample {key[:80]!r} has two parts {extension[:80]!r}; rename or remove one of them"
             )
         found.add(extension)
         yield is_first, key, extension, member
 
 
-def outline(read_at: ReadAt, end: int) -> Outline:
+def outline(read_at: ReadAt, end: int) -> ShardOutline:
     """Walk a whole tar.
 
     Raises:
-        Malformed: See `walk` and `parts`.
+        TarDamage: See `walk` and `parts`.
     """
     digest = xxhash.xxh3_128()
     starts: list[int] = []
@@ -113,7 +113,7 @@ def outline(read_at: ReadAt, end: int) -> Outline:
             present.append(0)
         place = places.setdefault(extension, len(places))
         if place >= MAX_EXTENSIONS:
-            raise Malformed(
+            raise TarDamage(
                 member.start,
                 f"there are more than {MAX_EXTENSIONS} extensions, the last is {extension[:80]!r}: an extension is all "
                 "that follows the first dot of a file name; write keys without dots",
@@ -126,13 +126,13 @@ def outline(read_at: ReadAt, end: int) -> Outline:
         digest.update(member.name.encode())
         last = member.offset + member.num_bytes
     starts.append(-(-last // 512) * 512)
-    return Outline(
+    return ShardOutline(
         np.array(starts, np.int64), tuple(places), _packed(present, len(places)), np.array(hashes, np.uint32),
         digest.hexdigest(),
     )  # fmt: skip
 
 
-def cut(found: Outline, unit_bytes: int, required: Collection[str] = ()) -> tuple[Unit, ...]:
+def cut(found: ShardOutline, unit_bytes: int, required: Collection[str] = ()) -> tuple[Unit, ...]:
     """Return the row groups: consecutive samples, each ended by the sample that brings it to `unit_bytes`.
 
     Samples that lack a required part are not rows; a row group without rows is left out.
