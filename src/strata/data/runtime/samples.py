@@ -56,7 +56,7 @@ class _Job:
     """Rows, repeated rows and skipped rows, as the pipeline delivered them."""
     decoded: dict[str, list[Any]]
     num_parts_left: int
-    lock: threading.Lock = field(default_factory=lambda: renewed(threading.Lock()))
+    lock: threading.Lock = field(default_factory=threading.Lock)
     bad_rows: set[int] = field(default_factory=set)
     error: BaseException | None = None
     result: Future[tuple[Batches, int, int]] = field(default_factory=Future)

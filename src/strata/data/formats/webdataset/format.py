@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 MAX_UNPACKED_BYTES: Final = 2 << 30
 """The limit of a compressed shard, unpacked, and of a row group: both are held in memory."""
+MAX_UNIT_BYTES: Final = 4 << 20
+"""The size of a row group. Its parts are copied while they are in the processor's cache, and a request to an object
+store of this size is still efficient."""
 PIECE_BYTES: Final = 1 << 20
 """Bytes that are unpacked at once."""
 LOCAL_WINDOW_BYTES: Final = (1 << 10, 1 << 20)
@@ -76,7 +79,8 @@ class WebDatasetFormat:
         kept = found.complete(self.required)
         is_compressed = codec_of(file) is not None
         try:
-            units = cut(found, MAX_UNPACKED_BYTES if is_compressed else max(1, unit_bytes), self.required)
+            size = MAX_UNPACKED_BYTES if is_compressed else max(1, min(unit_bytes, MAX_UNIT_BYTES))
+            units = cut(found, size, self.required)
         except TarDamage as error:
             raise _invalid(file, error) from error
         if is_compressed and units:

@@ -190,8 +190,10 @@ def _payload(block: bytes, position: int) -> int:
 
 def _declared(block: bytes) -> int | None:
     """Return the checksum that a header declares."""
-    text = block[_CHECKSUM].partition(b"\0")[0].strip()
-    return int(text, 8) if text.isdigit() and b"8" not in text and b"9" not in text else None
+    try:
+        return int(block[_CHECKSUM].partition(b"\0")[0], 8)
+    except ValueError:
+        return None
 
 
 def _signed(block: bytes) -> int:
@@ -206,12 +208,16 @@ def _size(block: bytes, position: int) -> int:
         if field[0] != 0x80:
             raise TarDamage(position, "a member with a negative size")
         return int.from_bytes(field[1:], "big")
-    text = field.partition(b"\0")[0].strip()
-    if not text:
+    text = field.partition(b"\0")[0]
+    try:
+        num_bytes = int(text, 8)
+    except ValueError:
+        if text.strip():
+            raise TarDamage(position, f"a member whose size is not a number: {text!r}") from None
         return 0
-    if not text.isdigit() or b"8" in text or b"9" in text:
-        raise TarDamage(position, f"a member whose size is not a number: {text!r}")
-    return int(text, 8)
+    if num_bytes < 0:
+        raise TarDamage(position, f"a member with the negative size {num_bytes:,}")
+    return num_bytes
 
 
 def _name(block: bytes, position: int) -> str:
