@@ -56,7 +56,7 @@ class PackedFile:
         return len(self.header) + self.num_bytes + -self.num_bytes % BLOCK_BYTES
 
 
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
+class PackedShard(msgspec.Struct, frozen=True, kw_only=True):
     """A complete shard, as the journal lists it."""
 
     name: str
@@ -80,7 +80,7 @@ def pack(
     max_bytes: int | str = "500MB",
     max_samples: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
-) -> list[Shard]:
+) -> list[PackedShard]:
     """Write `TARGET/shard-000000.tar`, … with an index each, and return the shards.
 
     Args:
@@ -179,7 +179,7 @@ def _hash(shards: Sequence[list[list[PackedFile]]]) -> str:
     return digest.hexdigest()
 
 
-def _resume(folder: Path, header: _Header) -> dict[str, Shard]:
+def _resume(folder: Path, header: _Header) -> dict[str, PackedShard]:
     """Return the shards that an earlier call completed, or begin a journal.
 
     Raises:
@@ -204,10 +204,10 @@ def _resume(folder: Path, header: _Header) -> dict[str, Shard]:
     )
 
 
-def _parse(line: bytes) -> Shard | None:
+def _parse(line: bytes) -> PackedShard | None:
     """Return the shard of a line; None for a damaged one, whose shard is written again."""
     try:
-        return msgspec.json.decode(line, type=Shard)
+        return msgspec.json.decode(line, type=PackedShard)
     except msgspec.DecodeError:
         return None
 
@@ -216,7 +216,7 @@ def _has_size(path: Path, num_bytes: int) -> bool:
     return path.is_file() and path.stat().st_size == num_bytes
 
 
-def _write_shard(path: Path, samples: Sequence[list[PackedFile]]) -> Shard:
+def _write_shard(path: Path, samples: Sequence[list[PackedFile]]) -> PackedShard:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     digest = xxhash.xxh3_128()
     num_bytes = 0
@@ -241,7 +241,7 @@ def _write_shard(path: Path, samples: Sequence[list[PackedFile]]) -> Shard:
     source, place = open_source(path)
     shard = DataFile(place, path.name, status.st_size, status.st_mtime_ns)
     index.write(source, shard, find_outline(source, shard, uses_index=False))
-    return Shard(name=path.name, num_samples=len(samples), num_bytes=num_bytes, xxh3_128=digest.hexdigest())
+    return PackedShard(name=path.name, num_samples=len(samples), num_bytes=num_bytes, xxh3_128=digest.hexdigest())
 
 
 def _pieces(file: PackedFile) -> Iterator[bytes]:
