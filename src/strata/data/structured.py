@@ -124,7 +124,8 @@ def _check_parts(plan: Plan) -> None:
         listed = ", ".join(f"{num:,} of {plan.num_rows:,} samples have no {name!r}" for name, num in lacking.items())
         raise NullsFound(
             f"{listed}; pass missing='none' to get None for them, missing='skip' with columns= to leave these samples "
-            "out, or select other columns"
+            "out, or select other columns. If the files have these parts, they may be out of order: those of a sample "
+            "must follow each other in a tar (tar --sort=name)"
         )
 
 
