@@ -166,6 +166,7 @@ def test_parts_are_decoded_by_their_extension(tmp_path: Path) -> None:
     batch = next(iter(load(path, decode=None)[0]))
     assert (batch["png"].shape, batch["png"].dtype) == ((2, 3, 7, 5), torch.uint8)
     assert batch["png"][0, :, 0, 0].tolist() == [9, 1, 2]
+    assert batch["png"].is_contiguous()
     assert batch["seg.jpg"].shape == (2, 3, 7, 5)
     assert (batch["txt"], batch["cls"].tolist(), batch["json"][0]) == (["grün", "grün"], [3, 3], {"a": [1]})
     assert batch["npy"].tolist() == [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]] * 2
@@ -181,6 +182,9 @@ def test_values_of_different_shapes_stay_a_list_and_collate_fn_sees_them(tmp_pat
     path = write_shard(tmp_path / "a.tar", [(f"{n}.npy", array_bytes(np.ones(n + 1, np.float32))) for n in range(4)])
     batch = next(iter(load(path, decode=None)[0]))
     assert [values.tolist() for values in batch["npy"]] == [[1.0] * (n + 1) for n in range(4)]
+    for output_format in ("numpy", "dict"):
+        owned = next(iter(load(path, decode=None, output_format=output_format)[0]))["npy"]
+        assert all(values.flags.writeable for values in owned), "a batch may be modified"
     padded, _ = load(
         path, decode=None, collate_fn=lambda batch: torch.nn.utils.rnn.pad_sequence(batch["npy"], batch_first=True)
     )

@@ -82,14 +82,15 @@ class Decoding:
     def stacked(self, values: list[Any]) -> Any:
         """Return one tensor or array if all values have one type and shape, else a list."""
         if self.output_format == "dict" or not values:
-            return values
+            return [_owned(value) for value in values]
         first = values[0]
         if any(type(value) is not type(first) for value in values):
             return self._listed(values)
         if isinstance(first, np.ndarray):
             if any(value.shape != first.shape or value.dtype != first.dtype for value in values):
                 return self._listed(values)
-            return self._tensor(np.stack(values))
+            # Without `out`, the result would have the strides of its parts, such as those of transposed images.
+            return self._tensor(np.stack(values, out=np.empty((len(values), *first.shape), first.dtype)))
         if type(first) in (int, float, bool):
             try:
                 return self._tensor(np.array(values, {int: np.int64, float: np.float64, bool: np.bool_}[type(first)]))
@@ -104,14 +105,14 @@ class Decoding:
         return self._listed(values)
 
     def _listed(self, values: list[Any]) -> list[Any]:
-        return [self._tensor(value) if isinstance(value, np.ndarray) else value for value in values]
+        return [self._tensor(_owned(value)) if isinstance(value, np.ndarray) else value for value in values]
 
     def _tensor(self, values: Any) -> Any:
         if self.output_format != "torch" or values.dtype.kind not in "biufc" or values.dtype.byteorder == ">":
             return values
         import torch  # noqa: PLC0415 - only this format needs torch
 
-        return torch.from_numpy(values if values.flags.writeable else values.copy())
+        return torch.from_numpy(values)
 
 
 def choose(
@@ -185,6 +186,13 @@ def _decoder(column: str, how: Any, output_format: OutputFormat) -> Decoder:
     return _BY_NAME[name]
 
 
+def _owned(value: Any) -> Any:
+    """Return an array in memory of its own, in the usual order: decoders may return views of bytes."""
+    if not isinstance(value, np.ndarray) or (value.flags.writeable and value.flags.c_contiguous):
+        return value
+    return value.copy()
+
+
 def _require_pillow(column: str) -> None:
     try:
         import PIL.Image  # noqa: F401, PLC0415 - only a check
@@ -206,7 +214,7 @@ def _image(data: bytes) -> Any:
 
 def _image_channels_first(data: bytes) -> Any:
     """Return an image as an array of 3 × height × width, uint8."""
-    return np.ascontiguousarray(_image(data).transpose(2, 0, 1))
+    return _image(data).transpose(2, 0, 1)  # stacking copies it in this order
 
 
 def _npy(data: bytes) -> Any:
@@ -233,7 +241,7 @@ def _npz(data: bytes) -> dict[str, Any]:
         unpacked = sum(info.file_size for info in archive.infolist())
         if unpacked > MAX_UNPACKED_BYTES:
             raise ValueError(f"its arrays have {unpacked:,} bytes; the limit is {MAX_UNPACKED_BYTES:,}")
-        return {info.filename.removesuffix(".npy"): _npy(archive.read(info)) for info in archive.infolist()}
+        return {info.filename.removesuffix(".npy"): _npy(archive.read(info)).copy() for info in archive.infolist()}
 
 
 def _torch(data: bytes) -> Any:
