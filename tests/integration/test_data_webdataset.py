@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import logging
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +131,28 @@ def test_a_pass_inside_one_large_tar_resumes_exactly_on_another_number_of_ranks(
         after += numbers_of(loader)
     assert sorted(before + after) == list(range(NUM_SAMPLES))
     assert not set(before) & set(after)
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+def test_a_killed_reader_is_resumed_on_more_ranks_without_losing_or_repeating_a_sample(
+    tmp_path: Path, suffix: str
+) -> None:
+    members = [(f"{n:03}.{kind}", str(n).encode()) for n in range(50) for kind in ("cls", "txt")]
+    path = write_shard(tmp_path / f"a{suffix}", members)
+    command = [sys.executable, str(Path(__file__).with_name("data_children.py")), "read_samples", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        lines = [json.loads(child.stdout.readline()) for _ in range(5)]
+        child.kill()
+    before = [key for line in lines for key in line["keys"]]
+    after = []
+    for rank in range(3):
+        loader, dataset = load(
+            path, decode=None, shuffle=True, shuffle_buffer_size=12, output_format="numpy", rank=rank, num_ranks=3
+        )
+        dataset.load_state_dict(lines[-1]["state"])
+        after += [key for batch in loader for key in batch["__key__"].tolist()]
+    assert sorted(before + after) == [f"{n:03}" for n in range(50)]
 
 
 def test_a_resumed_compressed_shard_delivers_the_rest(tmp_path: Path) -> None:
