@@ -28,7 +28,7 @@ from strata.data.formats.webdataset.headers import BLOCK_BYTES, TarDamage, is_ta
 from strata.data.formats.webdataset.samples import KEY, cut, outline, parts
 from strata.data.memory import pool
 from strata.data.source.source import translate_errors
-from strata.errors import DataFileChanged, DataFileInvalid, SchemaMismatch
+from strata.errors import DataFileChanged, DataFileInvalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -114,8 +114,14 @@ class WebDatasetFormat:
         """Return SOME for every row group: tar has no statistics."""
         return [Presence.SOME] * len(facts.units)
 
-    def open(self, source: Source, file: DataFile, schema: pa.Schema, version: str) -> WebDatasetReader:
-        return WebDatasetReader(self, source, file, schema, version)
+    def open(
+        self,
+        source: Source,
+        file: DataFile,
+        schema: pa.Schema,  # noqa: ARG002
+        version: str,
+    ) -> WebDatasetReader:
+        return WebDatasetReader(self, source, file, version)
 
 
 def find_outline(source: Source, file: DataFile, *, uses_index: bool = True) -> ShardOutline:
@@ -226,23 +232,19 @@ class _Unpacked:
 
 
 class WebDatasetReader:
-    """The `Reader` of shards."""
+    """The `Reader` of shards. A part that no sample of a shard has is null in all."""
 
-    def __init__(self, form: WebDatasetFormat, source: Source, file: DataFile, schema: pa.Schema, version: str) -> None:
+    def __init__(self, form: WebDatasetFormat, source: Source, file: DataFile, version: str) -> None:
         self.bytes_read = 0
         self._form = form
         self._source = source
         self._file = file
-        self._schema = schema
         self._version = version
         self._opened: pa.NativeFile | None = None
         self._unchanged = (file.size_bytes, file.mtime_ns)
         """Size and modification time when the file was last known to match the plan."""
 
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
-        unknown = [name for name in columns if name not in self._schema.names]
-        if unknown:
-            raise SchemaMismatch(f"{self._file.name} has no parts {unknown[0]!r}; it has {self._schema.names}")
         if not columns:
             return rows_only(unit.num_rows)
         try:
