@@ -138,6 +138,19 @@ def read_in_two_halves(url: str, num_rows: str) -> None:
         dataset.close()
 
 
+def read_samples(path: str) -> None:
+    """Print the keys of each batch of tar shards, and the state after it, until killed."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    from strata import StructuredDataset
+
+    loader, dataset = StructuredDataset.create_dataloader(
+        path, batch_size=3, num_workers=2, shuffle=True, shuffle_buffer_size=12, output_format="numpy", cache=False
+    )
+    for batch in loader:
+        report(keys=batch["__key__"].tolist(), state=dataset.state_dict())
+    sys.stdin.readline()
+
+
 def without_torch(path: str) -> None:
     """Run in a Python without torch."""
     sys.modules["torch"] = None  # type: ignore[assignment]

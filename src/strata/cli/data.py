@@ -1,5 +1,6 @@
-"""`strata data`: plan a dataset, preview its rows and measure its throughput."""
+"""`strata data`: plan a dataset, preview its rows, measure its throughput, index and pack tar shards."""
 
+import importlib
 import sys
 from dataclasses import asdict
 from itertools import islice
@@ -17,12 +18,15 @@ from strata.terminal import Console, echo, echo_json
 if TYPE_CHECKING:
     from strata.data.plan.plan import Plan
 
-app = typer.Typer(help="Plan a dataset, preview rows, measure throughput.", no_args_is_help=True)
+app = typer.Typer(help="Plan, preview and measure datasets; index and pack tar shards.", no_args_is_help=True)
 
 Path = Annotated[str, typer.Argument(metavar="PATH|URL", help="File, directory, glob pattern or s3://BUCKET/PATH.")]
 Format = Annotated[
     str | None,
-    typer.Option("--format", help="parquet, orc, csv, json, jsonl or arrow. Default: detected from the file names."),
+    typer.Option(
+        "--format",
+        help="parquet, orc, csv, json, jsonl, arrow or webdataset. Default: detected from the file names.",
+    ),
 ]
 Columns = Annotated[str | None, typer.Option(help="Columns to read, such as a,b,c. Default: all.")]
 Filter = Annotated[
@@ -45,7 +49,7 @@ MAX_CELL = 40
 
 @app.callback()
 def root() -> None:
-    """Plan a dataset, preview rows, measure throughput."""
+    """Plan, preview and measure datasets; index and pack tar shards."""
 
 
 @app.command()
@@ -212,9 +216,72 @@ def bench(
     console.print(f"{first}, {metrics.rows_per_s:,.0f} rows/s")
 
 
+@app.command()
+def index(
+    path: Path,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if an index is needed.")] = False,
+    storage_option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an index beside each tar shard, so that planning need not walk it."""
+    data = _imported("strata.data.indexing")
+    with _progress(is_shown=not as_json) as progress:
+        task = progress.add_task("indexing", total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        made = data.index_shards(
+            path, storage_options=_storage_options(storage_option), writes=not check, on_progress=report
+        )
+    if as_json:
+        echo_json(asdict(made))
+    else:
+        echo(
+            f"{counted(made.num_shards, 'shard')}, {counted(made.num_samples, 'sample')}: "
+            f"{made.num_written:,} {'without a valid index' if check else 'indexed'}, "
+            f"{made.num_kept:,} already indexed, "
+            f"{made.num_compressed:,} compressed"
+        )
+    if check and made.num_written:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def pack(
+    source: Annotated[str, typer.Argument(metavar="DIR", help="Directory of files, such as 0001.jpg and 0001.cls.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Directory for the shards.")],
+    max_bytes: Annotated[str, typer.Option(help="Maximum size of a shard, such as 500MB.")] = "500MB",
+    max_samples: Annotated[int | None, typer.Option(help="Maximum number of samples in a shard.", min=1)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack a directory into tar shards with indexes; repeat it to resume."""
+    packing = _imported("strata.data.packing")
+    with _progress(is_shown=not as_json) as progress:
+        task = progress.add_task("packing", total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        shards = packing.pack(source, target, max_bytes=max_bytes, max_samples=max_samples, on_progress=report)
+    if as_json:
+        listed = [{name: getattr(shard, name) for name in shard.__struct_fields__} for shard in shards]
+        echo_json({"shards": listed})
+        return
+    num_samples = sum(shard.num_samples for shard in shards)
+    echo(f"{counted(len(shards), 'shard')} with {counted(num_samples, 'sample')} in {printable(target)}")
+
+
 def _load(path: str, **choices: Any) -> tuple[Any, Any]:
+    dataset = _imported("strata.data").StructuredDataset
+    made: tuple[Any, Any] = dataset.create_dataloader(path, show_progress=sys.stderr.isatty(), **choices)
+    return made
+
+
+def _imported(module: str) -> Any:
+    """Import a module that needs pyarrow, or explain what to install."""
     try:
-        from strata.data import StructuredDataset  # noqa: PLC0415 (imports pyarrow)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
         echo(
             f"strata data needs the package {error.name}, which is not installed; "
@@ -222,7 +289,6 @@ def _load(path: str, **choices: Any) -> tuple[Any, Any]:
             err=True,
         )
         raise typer.Exit(ExitCode.USAGE) from error
-    return StructuredDataset.create_dataloader(path, show_progress=sys.stderr.isatty(), **choices)
 
 
 def _choices(

@@ -28,6 +28,7 @@ WorkerType: TypeAlias = Literal["thread", "process"]
 OnError: TypeAlias = Literal["raise", "skip"]
 OnEmpty: TypeAlias = Literal["raise", "empty"]
 SchemaMode: TypeAlias = Literal["unify", "strict"]
+Missing: TypeAlias = Literal["raise", "skip", "none"]
 
 DEFAULT_SHUFFLE_BUFFER_SIZE = 100_000
 MAX_BATCH_ROWS = 1 << 31
@@ -128,9 +129,12 @@ class BatchConfig:
     max_vocabulary: int = 1_000_000
     transform: Callable[[Any], Any] | None = None
     collate_fn: Callable[[Any], Any] | None = None
+    decode: Any = None
+    missing: Missing = "raise"
 
     def __post_init__(self) -> None:
         _check_choice(self, "output_format", get_args(OutputFormat))
+        _check_choice(self, "missing", get_args(Missing))
         for name in ("transform", "collate_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise InvalidArgument(f"{name}={getattr(self, name)!r} is not callable; pass a function", field=name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strata.clock import SystemClock
+from strata.data.batch.decoding import choose
 from strata.data.batch.delivery import lanes_that_fit
 from strata.data.memory import release
 from strata.data.order.assignment import by_name
@@ -28,6 +29,7 @@ from strata.data.runtime.metrics import LoaderRecorder
 from strata.data.runtime.pipeline import Pipeline, Work
 from strata.data.runtime.prefetch import Fetcher
 from strata.data.runtime.prometheus import register
+from strata.data.runtime.samples import DecodedBlocks
 from strata.errors import InvalidArgument, PlanChanged
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from strata.data.plan.plan import Plan
     from strata.data.runtime.decoder import Decoder
     from strata.data.runtime.metrics import LoaderMetrics
+    from strata.data.runtime.samples import Blocks
     from strata.identity import Identity
 
 log = logging.getLogger(__name__)
@@ -81,7 +84,20 @@ class Dataset:
         num_threads = config.runtime.num_threads
         self._recorder = LoaderRecorder(num_threads, self._clock)
         pruning = recipe.plan.pruning
-        self._recorder.planned(plan_s, skipped_files=pruning.num_files_skipped, skipped_units=pruning.num_units_skipped)
+        self._recorder.planned(
+            plan_s,
+            skipped_files=pruning.num_files_skipped,
+            skipped_units=pruning.num_units_skipped,
+            incomplete_rows=pruning.num_rows_incomplete,
+        )
+        self._decoding = choose(
+            recipe.plan.columns,
+            config.batch.decode,
+            is_default="webdataset" in recipe.formats,
+            output_format=config.batch.output_format,
+            missing=config.batch.missing if "webdataset" in recipe.formats else "none",
+            can_skip=config.plan.on_error == "skip",
+        )
         self._processes: list[ProcessDecoder] = []
         """Kept from one pass to the next, because starting a process is slow."""
         if config.runtime.worker_type == "process":
@@ -166,7 +182,7 @@ class Dataset:
             num_lanes=cursor.lanes,
             window_rows=cursor.window,
         )
-        pipeline = None
+        pipeline: Blocks | None = None
         if steps.num_batches:
             fetcher = self._fetcher()
             block_bytes, block_rows = self._block_size(has_windows=bool(order.window_rows))
@@ -187,7 +203,7 @@ class Dataset:
                 skips_bad_row_groups=config.plan.on_error == "skip",
                 on_skip=partial(self._skipped, set()),
             )
-            pipeline = Pipeline(work)
+            pipeline = self._decoded(Pipeline(work))
         begun = Pass(
             pipeline,
             steps,
@@ -311,6 +327,17 @@ class Dataset:
             batch_size=self.config.order.batch_size,
             world_size=self.ranks.world_size,
             tail=self.config.order.tail,
+        )
+
+    def _decoded(self, pipeline: Pipeline) -> Blocks:
+        if self._decoding is None:
+            return pipeline
+        return DecodedBlocks(
+            pipeline,
+            self._decoding,
+            num_threads=self.config.runtime.num_threads,
+            prefetch_bytes=self.config.runtime.prefetch_bytes,
+            on_lacking=self._recorder.lacked,
         )
 
     def _decoders(self, fetcher: Fetcher | None) -> Sequence[Decoder]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
@@ -65,6 +65,7 @@ class IcebergDataset(Dataset):
         rank: int | None = None,
         num_ranks: int | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
+        decode: Mapping[str, Any] | Literal[False] | None = None,
         transform: Callable[[Any], Any] | None = None,
         strings: str | Mapping[str, str] = "python",
         string_width: int | None = None,
@@ -126,6 +127,7 @@ class IcebergDataset(Dataset):
                 max_vocabulary=max_vocabulary,
                 transform=transform,
                 collate_fn=collate_fn,
+                decode=decode,
             ),
             runtime=RuntimeConfig.create(
                 num_workers=num_workers,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from strata.config import parse_bytes
 from strata.data import formats
+from strata.data.batch.delivery import delivered_nulls
 from strata.data.config import (
     DEFAULT_SHUFFLE_BUFFER_SIZE,
     BatchConfig,
@@ -18,7 +19,7 @@ from strata.data.config import (
 )
 from strata.data.dataset import Dataset
 from strata.data.filter.filter import parse
-from strata.data.formats.base import Guessing
+from strata.data.formats.base import Guessing, Sampled
 from strata.data.loader import create
 from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
@@ -31,24 +32,35 @@ from strata.data.source.filesystem import open_source
 from strata.data.source.partitions import partition_fields
 from strata.data.source.paths import discover, guess_format, suffixes_of
 from strata.data.source.source import without_secrets
+from strata.errors import InvalidArgument, NullsFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
+    from strata.data.config import Missing, OnEmpty, OnError, OutputFormat, WorkerType
     from strata.data.formats.base import Format
     from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
+    from strata.data.plan.plan import Plan
     from strata.data.torch import Loader
     from strata.identity import Identity
 
 
-def plan_files(files: FilesConfig, config: PlanConfig, ranks: Identity) -> Recipe:
-    """Survey the files, on rank 0 only if ranks can communicate, and plan from the survey."""
+def plan_files(files: FilesConfig, config: PlanConfig, ranks: Identity, missing: Missing = "raise") -> Recipe:
+    """Survey the files, on rank 0 only if ranks can communicate, and plan from the survey.
+
+    `missing`: What to do with samples of tar shards that lack a part.
+    """
     condition = None if config.filters is None else parse(config.filters)
+
+    if missing == "skip" and config.columns is None:
+        raise InvalidArgument(
+            "missing='skip' needs columns=, the parts that a sample must have: columns=['__key__', 'jpg', 'cls']",
+            field="missing",
+        )
 
     def look() -> bytes:
         found = discover(
@@ -60,14 +72,15 @@ def plan_files(files: FilesConfig, config: PlanConfig, ranks: Identity) -> Recip
             on_error=config.on_error,
         )
         name = files.format or guess_format(found.source, found.files)
+        partitions = partition_fields(found.files)
         with SurveyProgress(is_shown=config.show_progress) as progress:
             surveyed = survey(
                 found.source,
                 found.files,
-                _format(files, config, name),
+                _format(files, config, name, missing, [field.name for field in partitions]),
                 columns=config.columns,
                 condition=condition,
-                partition_fields=partition_fields(found.files),
+                partition_fields=partitions,
                 split_bytes=config.split_bytes,
                 on_error=config.on_error,
                 missing=found.missing,
@@ -93,11 +106,39 @@ def plan_files(files: FilesConfig, config: PlanConfig, ranks: Identity) -> Recip
         on_empty=config.on_empty,
     )
     source, _ = open_source(files.roots[0], filesystem=files.filesystem, storage_options=files.storage_options)
-    return Recipe(source, plan, {surveyed.format: _format(files, config, surveyed.format)})
+    partitions = surveys.schema_of(surveyed.partition_schema).names
+    format = _format(files, config, surveyed.format, missing, partitions)
+    if isinstance(format, Sampled) and missing == "raise":
+        _check_parts(plan)
+    return Recipe(source, plan, {surveyed.format: format})
 
 
-def _format(files: FilesConfig, config: PlanConfig, name: str) -> Format:
+def _check_parts(plan: Plan) -> None:
+    """Check that no sample lacks a part, unless a filter may remove the samples that do.
+
+    Raises:
+        NullsFound: A column lacks values.
+    """
+    lacking = {name: num for name, num in delivered_nulls(plan).items() if name in plan.columns}
+    if lacking:
+        listed = ", ".join(f"{num:,} of {plan.num_rows:,} samples have no {name!r}" for name, num in lacking.items())
+        raise NullsFound(
+            f"{listed}; pass missing='none' to get None for them, missing='skip' with columns= to leave these samples "
+            "out, or select other columns. If the files have these parts, they may be out of order: those of a sample "
+            "must follow each other in a tar (tar --sort=name)"
+        )
+
+
+def _format(files: FilesConfig, config: PlanConfig, name: str, missing: Missing, partitions: Sequence[str]) -> Format:
     found = formats.by_name(name, files.format_options)
+    if isinstance(found, Sampled):
+        parts = () if missing != "skip" else tuple(sorted(set(config.columns or ()) - set(partitions)))
+        return found.requiring(parts)
+    if missing != "raise":
+        raise InvalidArgument(
+            f"missing={missing!r} applies to samples of tar shards, and these files are {name}; use nulls= or filters=",
+            field="missing",
+        )
     if not isinstance(found, Guessing):
         return found
     decided = () if files.schema is None else files.schema.names
@@ -105,7 +146,7 @@ def _format(files: FilesConfig, config: PlanConfig, name: str) -> Format:
 
 
 class StructuredDataset(Dataset):
-    """Streams Parquet, ORC, CSV, JSON or Arrow files as batches of columns, exact to the row."""
+    """Streams Parquet, ORC, CSV, JSON, Arrow or tar files as batches of columns, exact to the row."""
 
     @classmethod
     def create_dataloader(
@@ -130,6 +171,8 @@ class StructuredDataset(Dataset):
         rank: int | None = None,
         num_ranks: int | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
+        decode: Mapping[str, Any] | Literal[False] | None = None,
+        missing: Missing = "raise",
         transform: Callable[[Any], Any] | None = None,
         filesystem: Any = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -155,8 +198,8 @@ class StructuredDataset(Dataset):
         """Create a loader over files, and the dataset behind it, which has the plan, the state and the metrics.
 
         Args:
-            path: A file, a directory (searched recursively), a glob pattern, or a list of these; local or a URL.
-            format: parquet, orc, csv, json, jsonl or arrow; by default it is guessed from the files.
+            path: A file, a directory (searched recursively), a glob or brace pattern, or a list of these, or URLs.
+            format: parquet, orc, csv, json, jsonl, arrow or webdataset; by default it is guessed from the files.
             batch_size: Rows per batch on each rank.
             columns: The columns to deliver; all by default.
             filters: Rows to keep: a pyarrow expression, tuples as in pyarrow.parquet, or text such as `x > 3`.
@@ -168,6 +211,9 @@ class StructuredDataset(Dataset):
             accelerator: An Accelerate `Accelerator`, which provides the rank and the device. By default `rank` and
                 `num_ranks` do, or else torch.distributed, DeepSpeed, Horovod or the environment.
             collate_fn: Called with each batch; its result is delivered instead.
+            decode: How binary columns are decoded: a function, the name of a decoder, or False for bytes, by column; or
+                False for all columns. By default parts of tar shards are decoded by their extension, and others not.
+            missing: What to do with samples of tar shards that lack a part: raise, skip (needs `columns`) or none.
             transform: Called with the decoded rows as a RecordBatch; must return the same number of rows.
             strings: How strings are delivered: python, codes or bytes, for all columns or by column.
             nulls: How nulls are delivered: error, fill, mask, keep, or a value, for all columns or by column.
@@ -224,6 +270,8 @@ class StructuredDataset(Dataset):
                 max_vocabulary=max_vocabulary,
                 transform=transform,
                 collate_fn=collate_fn,
+                decode=decode,
+                missing=missing,
             ),
             runtime=RuntimeConfig.create(
                 num_workers=num_workers,
@@ -235,7 +283,7 @@ class StructuredDataset(Dataset):
         )
         return create(
             cls,
-            lambda ranks: plan_files(files, config.plan, ranks),
+            lambda ranks: plan_files(files, config.plan, ranks, config.batch.missing),
             config,
             rank=rank,
             num_ranks=num_ranks,

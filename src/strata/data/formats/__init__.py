@@ -1,4 +1,4 @@
-"""File formats, each behind the port in `base.py`: Parquet, ORC, Arrow, CSV, JSON.
+"""File formats, each behind the port in `base.py`: Parquet, ORC, Arrow, CSV, JSON, tar shards.
 
 `text` and `records` are shared by CSV and JSON, `damage` by all. The suffixes by which a format is detected are in
 `source/paths.py`. May import `source`, `filter`, `memory` and `pyarrow_private`. Never decides which rows come when:
@@ -24,6 +24,7 @@ _HOMES = {
     "json": ("json", "JsonFormat"),
     "jsonl": ("json", "JsonlFormat"),
     "arrow": ("arrow", "ArrowFormat"),
+    "webdataset": ("webdataset.format", "WebDatasetFormat"),
 }
 NAMES = tuple(_HOMES)
 

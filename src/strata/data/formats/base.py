@@ -52,6 +52,8 @@ class FileFacts:
     """Changes if and only if the contents change: copying or touching the file keeps it."""
     null_counts: Mapping[str, int] = field(default_factory=dict)
     """The number of nulls per top-level column; a column that is missing here may have any number."""
+    num_incomplete: int = 0
+    """Samples that are not rows because they lack a required part (tar shards)."""
 
 
 Rows = tuple[int, int]
@@ -215,6 +217,15 @@ class Guessing(Protocol):
         `decided` holds the columns whose types the user passed; `is_chosen` states whether the user named the columns
         to deliver.
         """
+        ...
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """A format whose rows are samples that may lack parts (tar shards)."""
+
+    def requiring(self, parts: Sequence[str]) -> Format:
+        """Return a copy for which only samples with all of these parts are rows."""
         ...
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from strata.data.formats.records import Records
     from strata.data.source.source import DataFile, Source
 
-CODECS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+CODECS: Final = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 """Codecs by file name suffix."""
 PIECE_BYTES: Final = 1 << 20
 """Bytes scanned at once, which fit in the processor cache."""

@@ -81,6 +81,8 @@ class Pruning:
     """Files skipped as a whole; their number of rows is unknown."""
     num_units_skipped: int = 0
     """Row groups skipped in other files; how many of their rows pass the filter is unknown."""
+    num_rows_incomplete: int = 0
+    """Samples of tar shards that missing="skip" leaves out, because they lack a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

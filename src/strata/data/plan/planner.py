@@ -115,6 +115,7 @@ def build(
             skipped=survey.skipped,
             num_files_skipped=survey.num_files_skipped,
             num_units_skipped=survey.num_units_skipped,
+            num_rows_incomplete=sum(file.num_incomplete for file in files),
         ),
     )
 

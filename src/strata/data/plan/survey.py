@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-VERSION = 4
+VERSION = 5
 MAX_BYTES = 1 << 30
 """Limit of an uncompressed survey: about ten million row groups."""
 MAX_NUMBER = 1 << 50
@@ -67,6 +67,8 @@ class SurveyedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_pages_skipped: int = 0
     bytes_skipped: int = 0
     """Bytes of the skipped pages."""
+    num_incomplete: int = 0
+    """As `FileFacts.num_incomplete`."""
 
     def data_file(self) -> DataFile:
         return DataFile(self.path, self.name, self.size_bytes, self.mtime_ns, self.partition)
@@ -127,6 +129,7 @@ def facts_of(file: DataFile, facts: FileFacts, schema: int) -> SurveyedFile:
         first_row=first_row,
         offset=offset,
         num_bytes=num_bytes,
+        num_incomplete=facts.num_incomplete,
         null_counts=pack([nulls.get(name, -1) for name in facts.schema.names]) if nulls else _unknown(facts.schema),
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from strata.data.order.steps import Steps
     from strata.data.runtime.bottleneck import Lookout
     from strata.data.runtime.metrics import LoaderRecorder
-    from strata.data.runtime.pipeline import Pipeline
+    from strata.data.runtime.samples import Blocks
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Pass:
 
     def __init__(
         self,
-        pipeline: Pipeline | None,
+        pipeline: Blocks | None,
         steps: Steps,
         *,
         epoch: int,

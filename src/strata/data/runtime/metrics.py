@@ -100,6 +100,8 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of this rank that `on_error="skip"` left out of delivered batches."""
     skipped_units: int = 0
     """Row groups that a pass left out. Every rank that needs a row group counts it."""
+    missing_parts: int = 0
+    """Parts that delivered samples lacked, with `missing="none"`."""
     consumer_wait_s: float = 0.0
     """Time in which the caller waited for the loader: inside `next()`."""
     consumer_busy_s: float = 0.0
@@ -109,6 +111,8 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Files that `on_error="skip"` left out of the plan, the same on every rank; their rows are unknown."""
     plan_skipped_units: int = 0
     """Row groups of other files that were left out because the rows that pass could not be counted."""
+    plan_incomplete_rows: int = 0
+    """Samples that `missing="skip"` left out of the plan because they lack a part, the same on every rank."""
     first_batch_s: float | None = None
     """Time from the start of the last epoch to its first batch; None before the first batch."""
     buffered_bytes: int = 0
@@ -153,6 +157,8 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
             "skipped row groups": self.skipped_units,
             "files left out of the plan": self.plan_skipped_files,
             "row groups left out of the plan": self.plan_skipped_units,
+            "incomplete samples left out of the plan": self.plan_incomplete_rows,
+            "missing parts": self.missing_parts,
         }
         return ", ".join([*parts, *(f"{number:,} {name}" for name, number in lost.items() if number)])
 
@@ -267,7 +273,7 @@ class WorkerRecorder:
 
 _TIMED: Final = tuple(state for state in State if state is not State.OFF)
 _COUNTED: Final = tuple(name for name in _SUMMED if not name.endswith("_s"))
-_DELIVERY: Final = ("rows", "batches", "padded_rows", "dropped_rows", "skipped_rows", "skipped_units")
+_DELIVERY: Final = ("rows", "batches", "padded_rows", "dropped_rows", "skipped_rows", "skipped_units", "missing_parts")
 _CONSUMER: Final = ("consumer_wait_s", "consumer_busy_s")
 
 
@@ -282,7 +288,7 @@ class LoaderRecorder:
         self._lock = renewed(threading.RLock())
         self._num_resets = 0
         self._plan_s = 0.0
-        self._plan_skipped = (0, 0)
+        self._plan_skipped = (0, 0, 0)
         self._buffered_bytes = 0
         self._began_s: float | None = None
         """When the epoch started; None once its first batch was delivered."""
@@ -294,10 +300,12 @@ class LoaderRecorder:
         self._counts = dict.fromkeys(_DELIVERY, 0)
         self._caller_s: dict[str, Any] = dict.fromkeys(_CONSUMER, 0.0)
 
-    def planned(self, seconds: float, *, skipped_files: int = 0, skipped_units: int = 0) -> None:
+    def planned(
+        self, seconds: float, *, skipped_files: int = 0, skipped_units: int = 0, incomplete_rows: int = 0
+    ) -> None:
         with self._lock:
             self._plan_s += seconds
-            self._plan_skipped = (skipped_files, skipped_units)
+            self._plan_skipped = (skipped_files, skipped_units, incomplete_rows)
 
     def began(self) -> None:
         """Record the start of a pass."""
@@ -335,6 +343,11 @@ class LoaderRecorder:
         with self._lock:
             self._counts["skipped_units"] += 1
 
+    def lacked(self, num_parts: int) -> None:
+        """Record parts that the samples of a delivered batch lack."""
+        with self._lock:
+            self._counts["missing_parts"] += num_parts
+
     def buffered(self, num_bytes: int) -> None:
         """Record how many bytes are decoded and not yet delivered."""
         with self._lock:
@@ -352,6 +365,7 @@ class LoaderRecorder:
                 plan_s=self._plan_s,
                 plan_skipped_files=self._plan_skipped[0],
                 plan_skipped_units=self._plan_skipped[1],
+                plan_incomplete_rows=self._plan_skipped[2],
                 first_batch_s=self._first_batch_s,
                 buffered_bytes=self._buffered_bytes,
                 peak_buffered_bytes=self._peak_buffered_bytes,

@@ -245,8 +245,8 @@ class Pipeline:
                 thread.start()
                 self._threads.append(thread)
 
-    def take(self) -> Batches | None:
-        """Return the batches of the next block, or None after the last.
+    def take(self, *, waits: bool = True) -> Batches | None:
+        """Return the batches of the next block, or None after the last; with `waits=False` also if none is assembled.
 
         Raises:
             Whatever decoding the block raised. Every further call raises it again.
@@ -270,6 +270,8 @@ class Pipeline:
                 elif not self._has_more:
                     self._hold(-self._taken_bytes)
                     self._taken_bytes = 0
+                    return None
+                if not waits:
                     return None
                 self._changed.wait()
 

@@ -51,6 +51,7 @@ _LOADER_COUNTERS = (
     ("dropped_rows", "strata_data_dropped_rows", "Rows left out at the end of an epoch."),
     ("skipped_rows", "strata_data_skipped_rows", "Rows left out because they could not be read."),
     ("skipped_units", "strata_data_skipped_units", "Row groups left out because they could not be read."),
+    ("missing_parts", "strata_data_missing_parts", "Parts that delivered samples lack."),
 )
 _GAUGES = (
     ("buffered_bytes", "strata_data_buffered_bytes", "Bytes decoded and not yet delivered."),
@@ -62,6 +63,7 @@ _GAUGES = (
         "strata_data_plan_skipped_units",
         "Row groups left out of the plan: unreadable.",
     ),
+    ("plan_incomplete_rows", "strata_data_plan_incomplete_rows", "Samples left out of the plan: they lack a part."),
     ("first_batch_s", "strata_data_first_batch_seconds", "Time from the start of an epoch to its first batch."),
 )
 

@@ -1,9 +1,9 @@
 """Find the files of a dataset from the `path` that a user passes.
 
-`path` is a file, a directory, a pattern, or a list of these; `listing.py` lists files, this module selects them. Files
-are sorted by name in code point order. Names are relative to the root of the search: the directory itself, the
-directory before the first wildcard of a pattern, or the common directory of a list. Moving a dataset therefore keeps
-names and order.
+`path` is a file, a directory, a pattern, or a list of these; `braces.py` expands `{000..999}`, `listing.py` lists
+files, this module selects them. Files are sorted by name in code point order. Names are relative to the root of the
+search: the directory itself, the directory before the first wildcard of a pattern, or the common directory of a list.
+Moving a dataset therefore keeps names and order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from strata.data.source.braces import expand
 from strata.data.source.filesystem import open_source, resolve_path, store_key
 from strata.data.source.listing import (
     BROKEN_LINK,
@@ -43,10 +44,12 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "json": (".json",),
     "jsonl": (".jsonl", ".ndjson"),
     "arrow": (".arrow", ".feather", ".arrows", ".ipc"),
+    "webdataset": (".tar", ".tgz"),
 }
-"""File name suffixes by format. Compressed text such as `.csv.gz` counts as well, see `COMPRESSED`."""
+"""File name suffixes by format. Compressed files such as `.csv.gz` count as well, see `COMPRESSED`."""
 COMPRESSED = (".gz", ".zst", ".bz2")
-TEXT_FORMATS = ("csv", "json", "jsonl")
+COMPRESSED_FORMATS = ("csv", "json", "jsonl", "webdataset")
+"""Formats that are also read from compressed files."""
 _BY_SUFFIX = {suffix: known for known, suffixes in SUFFIXES.items() for suffix in suffixes}
 _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ORC": "orc", b"ARROW1": "arrow"}
 
@@ -108,14 +111,14 @@ def format_of(name: str) -> str | None:
     if stem and f".{last}" in COMPRESSED:
         stem, _, last = stem.rpartition(".")
         known = _BY_SUFFIX.get(f".{last}") if stem else None
-        return known if known in TEXT_FORMATS else None
+        return known if known in COMPRESSED_FORMATS else None
     return _BY_SUFFIX.get(f".{last}") if stem else None
 
 
 def suffixes_of(format_name: str) -> tuple[str, ...]:
     """Return the suffixes of a format, including those of compressed files."""
     plain = SUFFIXES[format_name]
-    if format_name not in TEXT_FORMATS:
+    if format_name not in COMPRESSED_FORMATS:
         return plain
     return plain + tuple(suffix + compressed for suffix in plain for compressed in COMPRESSED)
 
@@ -162,7 +165,7 @@ def _resolve(
             raise InvalidArgument(f"path contains {one!r}; pass paths or URLs as strings", field="path")
     if not written:
         raise InvalidArgument("path=[] is empty; pass at least one path", field="path")
-    first, *others = [os.fspath(one) for one in written]
+    first, *others = [path for one in written for path in _expanded(os.fspath(one))]
     source, found = open_source(first, filesystem=filesystem, storage_options=storage_options)
     requested = [RequestedPath(without_secrets(first), found, is_directory=first.endswith("/"))]
     for text in others:
@@ -175,6 +178,13 @@ def _resolve(
         found = resolve_path(text, filesystem=filesystem, storage_options=storage_options)
         requested.append(RequestedPath(without_secrets(text), found, is_directory=text.endswith("/")))
     return source, requested
+
+
+def _expanded(text: str) -> list[str]:
+    """Return the paths of a brace pattern; a local path that exists literally is not a pattern."""
+    if "{" not in text or os.path.exists(text):  # noqa: PTH110 - also for URLs, which do not exist
+        return [text]
+    return expand(text)
 
 
 def _select(
