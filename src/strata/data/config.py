@@ -33,6 +33,7 @@ DEFAULT_SHUFFLE_BUFFER_SIZE = 100_000
 MAX_BATCH_ROWS = 1 << 31
 MAX_WORKERS = 256
 MAX_DEFAULT_WORKERS = 8
+MIN_SHARED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +146,15 @@ class RuntimeConfig:
     split_strategy: str | Strategy | None
     prefetch_bytes: int
     """Bytes that may be decoded and not yet delivered."""
+    shared_bytes: int = 0
+    """Limit of the node cache; 0: row groups are not shared with other processes."""
 
     def __post_init__(self) -> None:
         _check_choice(self, "worker_type", get_args(WorkerType))
         _set_number(self, "num_workers", 0, MAX_WORKERS)
         _set_number(self, "prefetch_bytes", 0, 1 << 50)
+        if self.shared_bytes:
+            _set_number(self, "shared_bytes", MIN_SHARED_BYTES, 1 << 50)
         by_name(self.split_strategy)
 
     @classmethod
@@ -161,11 +166,18 @@ class RuntimeConfig:
         split_strategy: str | Strategy | None,
         prefetch_bytes: int | str | None,
         split_bytes: int | str,
+        shared_bytes: int | str | None = None,
     ) -> Self:
         """Fill in the defaults: one worker per core, and half a split per worker plus as much for the lanes."""
         if num_workers is None:
             num_workers = min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)))
-        config = cls(num_workers=num_workers, worker_type=worker_type, split_strategy=split_strategy, prefetch_bytes=0)
+        config = cls(
+            num_workers=num_workers,
+            worker_type=worker_type,
+            split_strategy=split_strategy,
+            prefetch_bytes=0,
+            shared_bytes=0 if shared_bytes is None else parse_bytes(shared_bytes, field="shared_bytes"),
+        )
         if prefetch_bytes is None:
             default = parse_bytes(split_bytes) // 2 * (1 + config.num_threads)
             return replace(config, prefetch_bytes=default)

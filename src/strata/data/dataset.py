@@ -22,7 +22,7 @@ from strata.data.order.steps import Steps
 from strata.data.plan.report import explain, summary
 from strata.data.runtime.bottleneck import Lookout, PlanFacts
 from strata.data.runtime.decode_process import ProcessDecoder
-from strata.data.runtime.decoder import Recipe, ThreadDecoder, has_head
+from strata.data.runtime.decoder import Recipe, ThreadDecoder, has_head, open_shared
 from strata.data.runtime.iterator import Pass
 from strata.data.runtime.metrics import LoaderRecorder
 from strata.data.runtime.pipeline import Pipeline, Work
@@ -86,6 +86,7 @@ class Dataset:
         """Kept from one pass to the next, because starting a process is slow."""
         if config.runtime.worker_type == "process":
             self._processes = [ProcessDecoder(recipe, recorder) for recorder in self._recorder.workers]
+        self._shared = None if self._processes else open_shared(recipe)
         self._lookout = Lookout(self._facts(), num_workers=num_threads)
         self._summary = summary(self.plan)
         self._cursor = self._start_of(0)
@@ -263,6 +264,8 @@ class Dataset:
         self._end_pass()
         for decoder in self._processes:
             decoder.shutdown()
+        if self._shared is not None:
+            self._shared.cache.leave()
         release()
 
     def _moved(self, position: int) -> None:
@@ -318,17 +321,23 @@ class Dataset:
             for decoder in self._processes:
                 decoder.ready()
             return self._processes
-        return [ThreadDecoder(self._recipe, recorder, fetcher) for recorder in self._recorder.workers]
+        return [ThreadDecoder(self._recipe, recorder, fetcher, self._shared) for recorder in self._recorder.workers]
 
     def _fetcher(self) -> Fetcher | None:
         """Return a prefetcher for remote files; processes read for themselves."""
         if self._recipe.source.is_local or self._processes:
             return None
-        return Fetcher(self._recipe, prefetch_bytes=self.config.runtime.prefetch_bytes)
+        return Fetcher(self._recipe, prefetch_bytes=self.config.runtime.prefetch_bytes, shared=self._shared)
 
     def _has_head(self, row_group: int) -> bool:
         # With on_error="skip", no row of a damaged row group is delivered, and only its end shows that it is intact.
-        return not self._processes and self.config.plan.on_error == "raise" and has_head(self._recipe, row_group)
+        # Shared row groups are decoded once, whole.
+        return (
+            not self._processes
+            and self._shared is None
+            and self.config.plan.on_error == "raise"
+            and has_head(self._recipe, row_group)
+        )
 
     def _block_size(self, *, has_windows: bool) -> tuple[int, int]:
         """Return the maximum bytes and rows of a block.

@@ -78,6 +78,7 @@ class IcebergDataset(Dataset):
         on_empty: OnEmpty = "raise",
         lanes: int | None = None,
         prefetch_bytes: int | str | None = None,
+        shared_bytes: int | str | None = None,
         pin_memory: bool = False,
         cache: bool = True,
         name: str | None = None,
@@ -133,6 +134,7 @@ class IcebergDataset(Dataset):
                 split_strategy=split_strategy,
                 prefetch_bytes=prefetch_bytes,
                 split_bytes=split_bytes,
+                shared_bytes=shared_bytes,
             ),
         )
 

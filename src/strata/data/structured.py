@@ -148,6 +148,7 @@ class StructuredDataset(Dataset):
         on_empty: OnEmpty = "raise",
         lanes: int | None = None,
         prefetch_bytes: int | str | None = None,
+        shared_bytes: int | str | None = None,
         pin_memory: bool = False,
         cache: bool = True,
         name: str | None = None,
@@ -177,6 +178,8 @@ class StructuredDataset(Dataset):
             lanes: Fixes the order for any number of ranks; by default it is chosen from them at an epoch's start.
             prefetch_bytes: Bytes that may be decoded ahead of the training loop; by default half of split_bytes per
                 worker, and as much again.
+            shared_bytes: Shares decoded row groups with the other processes of this machine that pass the same value,
+                up to this size in shared memory: each is read and decoded once. See docs/data-sharing.md.
             cache: Whether to keep the survey of the files for the next run.
             name: The name of the dataset in metrics; by default the path.
 
@@ -231,6 +234,7 @@ class StructuredDataset(Dataset):
                 split_strategy=split_strategy,
                 prefetch_bytes=prefetch_bytes,
                 split_bytes=split_bytes,
+                shared_bytes=shared_bytes,
             ),
         )
         return create(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from strata.data.formats.base import UnitRanges
     from strata.data.runtime.decoder import Recipe
+    from strata.data.shared.row_groups import SharedRowGroups
     from strata.data.source.source import DataFile
 
 NUM_CONNECTIONS = 16
@@ -69,8 +70,16 @@ class _Parts:
 class Fetcher:
     """Fetches for one pass. Any thread may call `ahead`; the decoder of a row group calls the rest."""
 
-    def __init__(self, recipe: Recipe, *, prefetch_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        prefetch_bytes: int,
+        num_connections: int = NUM_CONNECTIONS,
+        shared: SharedRowGroups | None = None,
+    ) -> None:
         self._recipe = recipe
+        self._shared = shared
         self._prefetch_bytes = prefetch_bytes
         self._lock = threading.RLock()  # re-entrant: garbage collection may end a pass in a thread that holds it
         self._row_groups: dict[int, Future[_Parts]] = {}
@@ -84,7 +93,9 @@ class Fetcher:
         """The source that decoders read from."""
 
     def ahead(self, number: int) -> None:
-        """Request the bytes of a row group if they fit, without waiting."""
+        """Request the bytes of a row group if they fit and it is not in the node cache, without waiting."""
+        if self._shared is not None and self._shared.has(number):
+            return
         size = int(self._recipe.plan.unit_bytes[number])
         with self._lock:
             if number in self._row_groups or self._bytes_ahead + size > self._prefetch_bytes:

@@ -34,7 +34,7 @@ _BATCH_ROWS: Final = 1 << 20
 _SLICE_ROWS: Final = 1 << 18
 _LOADER_OPTIONS: Final = (
     *("cache", "filesystem", "format_options", "name", "on_error", "partitioning", "prefetch_bytes"),
-    *("schema", "schema_mode", "split_bytes", "split_rows"),
+    *("schema", "schema_mode", "shared_bytes", "split_bytes", "split_rows"),
 )
 """What decides which rows there are and how they are read, but not how they are delivered."""
 

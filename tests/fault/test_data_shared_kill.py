@@ -1,0 +1,112 @@
+"""Killed and stopped processes of a node cache: the others go on, deliver every row, and nothing is left behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from strata.data.shared import cache
+from tests.integration.servers import until
+from tests.integration.test_data_shared import Reader
+
+NUM_ROW_GROUPS = 6
+ROWS = 20_000
+"""In a row group: an entry is mapped, not copied."""
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    columns = {"x": np.random.default_rng(0).normal(size=NUM_ROW_GROUPS * ROWS)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=ROWS)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def limit() -> int:
+    return (512 << 20) + os.getpid() * 1_000 + next(_numbers)
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def is_gone(limit: int) -> bool:
+    """Return whether the cache is removed, under its name and the one that it has meanwhile."""
+    path = cache.directory_for(limit)
+    return not path.exists() and not list(path.parent.glob(f".{path.name}*"))
+
+
+def test_a_process_killed_while_it_decodes_loses_only_that_row_group(
+    children: list[subprocess.Popen[str]], data: str, limit: int
+) -> None:
+    expected = Reader(children, data).result()
+    killed = Reader(children, data, "die", shared_bytes=limit, linger_s=20)
+    assert killed.line() == "ending\n"
+    killed.process.wait(30)
+    found = Reader(children, data, shared_bytes=limit).result()
+    assert found["hash"] == expected["hash"]
+    assert (found["units"], found["shared_units"]) == (NUM_ROW_GROUPS - 1, 1)
+
+
+def test_a_stopped_process_delays_the_others_by_a_limited_time(
+    children: list[subprocess.Popen[str]], data: str, limit: int
+) -> None:
+    expected = Reader(children, data).result()
+    stopped = Reader(children, data, "stop", shared_bytes=limit)
+    assert stopped.line() == "ending\n"
+    found = Reader(children, data, shared_bytes=limit).result()
+    assert found["hash"] == expected["hash"]
+    assert (found["units"], found["shared_units"]) == (NUM_ROW_GROUPS - 1, 1)
+    stopped.process.send_signal(signal.SIGCONT)
+    resumed = stopped.result()
+    assert resumed["hash"] == expected["hash"]
+    assert resumed["units"] == 2, "its own, and the one that was taken over from it"
+
+
+def test_a_killed_reader_frees_what_it_had_mapped_and_nothing_is_left_after_the_last_process(
+    children: list[subprocess.Popen[str]], data: str, limit: int
+) -> None:
+    readers = [Reader(children, data, shared_bytes=limit) for _ in range(2)]
+    found = [reader.result() for reader in readers]
+    assert sum(each["units"] for each in found) == NUM_ROW_GROUPS
+    readers[0].process.kill()
+    readers[0].process.wait(30)
+    assert Reader(children, data, shared_bytes=limit).result()["shared_units"] == NUM_ROW_GROUPS
+    for child in children:
+        child.kill()
+    until(lambda: is_gone(limit), "the cache is removed although every process was killed")
+
+
+def test_what_a_killed_keeper_leaves_is_removed_by_the_next_loader(
+    children: list[subprocess.Popen[str]], data: str, limit: int
+) -> None:
+    reader = Reader(children, data, shared_bytes=limit, linger_s=600)
+    reader.result()
+    path = cache.directory_for(limit)
+    keepers = [
+        int(each.name)
+        for each in Path("/proc").iterdir()
+        if each.name.isdecimal() and str(path) in each.joinpath("cmdline").read_bytes().decode().split("\0")
+    ]
+    assert len(keepers) == 1
+    os.kill(keepers[0], signal.SIGKILL)
+    reader.process.kill()
+    reader.process.wait(30)
+    assert path.exists()
+    Reader(children, data, shared_bytes=limit + 1).result()
+    assert is_gone(limit)
