@@ -52,7 +52,9 @@ def main(directory: str, options: dict[str, Any], how: str) -> None:
                 hashed.update(name.encode() + values.tobytes())
                 num_rows = num_rows + (len(values) if name == min(batch) else 0)
     total = dataset.get_metrics().total
-    counts = {name: getattr(total, name) for name in ("units", "bytes_read", "shared_units", "unshared_units")}
+    counts = {
+        name: getattr(total, name) for name in ("units", "bytes_read", "cached_bytes", "shared_units", "unshared_units")
+    }
     print(json.dumps({"hash": hashed.hexdigest(), "rows": num_rows, **counts}), flush=True)
     sys.stdin.read()  # stay a member until the test closes it
 

@@ -257,7 +257,7 @@ def test_a_directory_that_another_user_can_reach_is_not_used(
     member = machine.member()
     assert member.claim(KEY, MIN_WAIT_S) is None
     assert member.get(KEY) is None
-    assert "row groups are not shared" in caplog.text
+    assert "share nothing" in caplog.text
     assert len(caplog.records) == 1
 
 

@@ -28,6 +28,7 @@ from strata.data.runtime.metrics import LoaderRecorder
 from strata.data.runtime.pipeline import Pipeline, Work
 from strata.data.runtime.prefetch import Fetcher
 from strata.data.runtime.prometheus import register
+from strata.data.shared.fetched import FetchedBytes, cache_on_disk
 from strata.errors import InvalidArgument, PlanChanged
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Dataset:
         if config.runtime.worker_type == "process":
             self._processes = [ProcessDecoder(recipe, recorder) for recorder in self._recorder.workers]
         self._shared = None if self._processes else open_shared(recipe)
+        self._fetched = self._fetched_bytes()
         self._lookout = Lookout(self._facts(), num_workers=num_threads)
         self._summary = summary(self.plan)
         self._cursor = self._start_of(0)
@@ -264,8 +266,9 @@ class Dataset:
         self._end_pass()
         for decoder in self._processes:
             decoder.shutdown()
-        if self._shared is not None:
-            self._shared.cache.leave()
+        for shared in (self._shared, self._fetched):
+            if shared is not None:
+                shared.cache.leave()
         release()
 
     def _moved(self, position: int) -> None:
@@ -327,7 +330,21 @@ class Dataset:
         """Return a prefetcher for remote files; processes read for themselves."""
         if self._recipe.source.is_local or self._processes:
             return None
-        return Fetcher(self._recipe, prefetch_bytes=self.config.runtime.prefetch_bytes, shared=self._shared)
+        return Fetcher(
+            self._recipe,
+            prefetch_bytes=self.config.runtime.prefetch_bytes,
+            shared=self._shared,
+            fetched=self._fetched,
+        )
+
+    def _fetched_bytes(self) -> FetchedBytes | None:
+        """Return where the fetched bytes of remote files are kept, if they are."""
+        runtime = self.config.runtime
+        if self._recipe.source.is_local or self._processes:
+            return None
+        if runtime.cache_dir is not None:
+            return FetchedBytes(cache_on_disk(runtime.cache_dir, runtime.cache_bytes), self._recipe.source)
+        return None if self._shared is None else FetchedBytes(self._shared.cache, self._recipe.source)
 
     def _has_head(self, row_group: int) -> bool:
         # With on_error="skip", no row of a damaged row group is delivered, and only its end shows that it is intact.

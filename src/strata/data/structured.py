@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.config import (
+    DEFAULT_CACHE_BYTES,
     DEFAULT_SHUFFLE_BUFFER_SIZE,
     BatchConfig,
     FilesConfig,
@@ -33,6 +34,7 @@ from strata.data.source.paths import discover, guess_format, suffixes_of
 from strata.data.source.source import without_secrets
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
@@ -149,6 +151,8 @@ class StructuredDataset(Dataset):
         lanes: int | None = None,
         prefetch_bytes: int | str | None = None,
         shared_bytes: int | str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str = DEFAULT_CACHE_BYTES,
         pin_memory: bool = False,
         cache: bool = True,
         name: str | None = None,
@@ -180,6 +184,8 @@ class StructuredDataset(Dataset):
                 worker, and as much again.
             shared_bytes: Shares decoded row groups with the other processes of this machine that pass the same value,
                 up to this size in shared memory: each is read and decoded once. See docs/data-sharing.md.
+            cache_dir: Keeps the bytes of remote files on a local disk, for all processes and later runs.
+            cache_bytes: Limit of `cache_dir`; the least recently used bytes make room.
             cache: Whether to keep the survey of the files for the next run.
             name: The name of the dataset in metrics; by default the path.
 
@@ -235,6 +241,8 @@ class StructuredDataset(Dataset):
                 prefetch_bytes=prefetch_bytes,
                 split_bytes=split_bytes,
                 shared_bytes=shared_bytes,
+                cache_dir=cache_dir,
+                cache_bytes=cache_bytes,
             ),
         )
         return create(

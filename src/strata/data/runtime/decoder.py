@@ -142,13 +142,15 @@ class ThreadDecoder:
             self._recorder.shared_row_group(found.table.nbytes)
         elif not found.is_shared:
             self._recorder.unshared_row_group()
+        elif self._fetcher is not None:
+            self._fetcher.discard(number)
         return found.table, bytes_read
 
     def _read(self, number: int) -> tuple[pa.Table, int]:
         """Return the rows of a row group before the transform, and the bytes that were read."""
         if self._fetcher is not None:
             with self._recorder.during(State.READ):
-                self._fetcher.wait(number)
+                self._recorder.took_from_cache(self._fetcher.wait(number))
         plan, row_group = self._recipe.plan, self._recipe.plan.unit(number)
         file_number = int(plan.unit_file[number])
         planned = plan.files[file_number]

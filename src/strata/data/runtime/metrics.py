@@ -64,6 +64,8 @@ class WorkerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     shared_bytes: int = 0
     unshared_units: int = 0
     """Row groups decoded without the node cache although it is on: no room, or another process was too slow."""
+    cached_bytes: int = 0
+    """Part of `bytes_read` that needed no request: kept on disk, or fetched by another process of this machine."""
     idle_s: float = 0.0
     blocked_s: float = 0.0
     read_s: float = 0.0
@@ -148,6 +150,7 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.rows:,} rows in {self.batches:,} batches",
             f"{self.rows_per_s:,.0f} rows/s",
             f"read {_bytes(total.bytes_read)}",
+            *([f"{_bytes(total.cached_bytes)} of it from the cache"] if total.cached_bytes else []),
             f"decoded {_bytes(total.bytes_decoded)}",
             *([f"shared {_bytes(total.shared_bytes)}"] if total.shared_units else []),
             f"{len(self.workers)} workers {total.utilisation:.0%} busy",
@@ -250,6 +253,11 @@ class WorkerRecorder:
         with self._lock:
             self._counts["shared_units"] += 1
             self._counts["shared_bytes"] += num_bytes
+
+    def took_from_cache(self, num_bytes: int) -> None:
+        """Count fetched bytes that needed no request."""
+        with self._lock:
+            self._counts["cached_bytes"] += num_bytes
 
     def unshared_row_group(self) -> None:
         """Count a row group that could not be shared, besides decoding it."""

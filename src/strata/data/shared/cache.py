@@ -115,12 +115,15 @@ class NodeCache:
         directory: Path,
         *,
         max_bytes: int,
+        persists: bool = False,
         linger_s: float | None = None,
         now_s: Callable[[], float] = SystemClock.monotonic_s,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`persists`: the files stay after the last process. They are on a disk, and copied instead of mapped."""
         self._path = str(directory)
         self._max_bytes = max_bytes
+        self.persists = persists
         self._linger_s = LINGER_S if linger_s is None else linger_s
         self._now_s = now_s
         self._pause = pause
@@ -141,13 +144,17 @@ class NodeCache:
             if self._is_refused:
                 return False
             try:
-                remove_abandoned(Path(self._path).parent)
+                if self.persists:
+                    Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+                else:
+                    remove_abandoned(Path(self._path).parent)
                 self._join()
             except OSError as error:
-                log.warning("row groups are not shared between processes: %s", error)
+                log.warning("%s is not used, so processes share nothing: %s", self._path, error)
                 self._is_refused = True
                 return False
-            self._start_keeper()
+            if not self.persists:
+                self._start_keeper()
         return True
 
     def leave(self) -> None:
@@ -390,7 +397,7 @@ class NodeCache:
     def _contents(self, fd: int) -> pa.Buffer:
         """Map a file, or copy it if it is small or this process maps many."""
         num_bytes = os.fstat(fd).st_size
-        if num_bytes < COPY_BYTES or len(self._mapped) >= MAX_MAPPED:
+        if self.persists or num_bytes < COPY_BYTES or len(self._mapped) >= MAX_MAPPED:
             copied = pa.allocate_buffer(num_bytes, pool())
             view, at = memoryview(copied), 0
             while at < num_bytes:

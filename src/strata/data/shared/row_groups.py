@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ATTEMPTS = 2
+"""How often an entry is looked for: once more after an unreadable one was deleted."""
 DAMAGED = (pa.ArrowException, OSError, ValueError)
 """What reading an entry raises that is not the stream which was written."""
 
@@ -76,14 +78,16 @@ class SharedRowGroups:
             Whatever `decode` raises.
         """
         key = self._key_of(number)
-        found = None if key is None else self.cache.claim(key, wait_limit_s(self._longest_decode_s), is_over)
-        if is_over():
+        for _ in range(ATTEMPTS) if key is not None else ():
+            found = self.cache.claim(key, wait_limit_s(self._longest_decode_s), is_over)
+            if is_over():
+                if isinstance(found, Claim):
+                    self.cache.abandon(found)
+                raise CancelledError
+            if found is None:
+                break
             if isinstance(found, Claim):
-                self.cache.abandon(found)
-            raise CancelledError
-        if isinstance(found, Claim):
-            return self._make(found, decode)
-        if found is not None and key is not None:
+                return self._make(found, decode)
             table = self._read(found, int(self._plan.unit_rows[number]))
             if table is not None:
                 return Obtained(table, is_decoded=False, is_shared=True)
