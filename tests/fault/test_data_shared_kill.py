@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from strata.data.shared import cache
-from tests.integration.servers import until
+from tests.integration.servers import STRATA, until
 from tests.integration.test_data_shared import Reader
 
 NUM_ROW_GROUPS = 6
@@ -90,6 +90,49 @@ def test_a_killed_reader_frees_what_it_had_mapped_and_nothing_is_left_after_the_
     for child in children:
         child.kill()
     until(lambda: is_gone(limit), "the cache is removed although every process was killed")
+
+
+WORKER = """
+import json, os, signal, sys
+from pathlib import Path
+from strata.data import StructuredDataset, loader
+from strata.data.shared import cache
+
+loader.has_torch = lambda: False
+cache.LINGER_S = 0.1
+batches, dataset = StructuredDataset.create_dataloader(
+    sys.argv[1], output_format="numpy", rank=0, num_ranks=1, shared_bytes=int(sys.argv[2])
+)
+assert sum(len(batch["x"]) for batch in batches) == int(sys.argv[3])
+Path(f"{os.environ['RANK']}.units").write_text(str(dataset.get_metrics().total.units))
+if sys.argv[4] == "wait":
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_workers_of_a_run_share_and_nothing_is_left_after_it(tmp_path: Path, data: str, limit: int, end: str) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "worker.py").write_text(WORKER)
+    how = "wait" if end == "kill" else "exit"
+    rows = str(NUM_ROW_GROUPS * ROWS)
+    with subprocess.Popen(
+        [str(STRATA), "run", "--workers", "2", "worker.py", f"{data}/a.parquet", str(limit), rows, how],
+        cwd=place,
+        env={**os.environ, "STRATA_RUNS_DIR": str(place / "runs")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as run:
+        try:
+            until(lambda: len(list(place.glob("*.units"))) == 2, "both workers have read", deadline_s=40)
+            if end == "kill":
+                run.kill()
+            assert run.wait(30) == (0 if end == "exit" else -signal.SIGKILL)
+        finally:
+            run.kill()
+    assert sum(int(path.read_text()) for path in place.glob("*.units")) == NUM_ROW_GROUPS
+    until(lambda: is_gone(limit), "the cache is removed")
 
 
 def test_what_a_killed_keeper_leaves_is_removed_by_the_next_loader(

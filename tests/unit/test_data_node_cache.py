@@ -285,6 +285,36 @@ def test_a_new_member_removes_what_a_killed_keeper_left(machine: Machine, tmp_pa
     assert not machine.path.exists()
 
 
+def test_a_forked_child_joins_anew_and_holds_no_lock_of_its_parent(machine: Machine) -> None:
+    parent = machine.member()
+    fill(parent, KEY, b"x")
+    claim = parent.claim("f" * 40, MIN_WAIT_S)
+    assert isinstance(claim, Claim)
+    report, reported = os.pipe()
+    stay, leave = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(leave)
+        is_well = claim.draft.fd < 0 and parent._members.fd < 0 and parent.get(KEY) is not None
+        os.write(reported, b"y" if is_well else b"n")
+        os.read(stay, 1)  # returns when the parent closes its end
+        os._exit(0)
+    assert os.read(report, 1) == b"y"
+    claim.draft.close()  # as if the parent were killed
+    began_s = machine.clock.monotonic_s()
+    assert isinstance(machine.member().claim("f" * 40, MIN_WAIT_S), Claim)
+    assert machine.clock.monotonic_s() == began_s, "the child does not hold the lock on the draft"
+    parent.leave()
+    for member in machine.members:
+        member.leave()
+    assert not keeper.remove_if_unused(str(machine.path)), "the child is a member"
+    os.close(leave)
+    os.waitpid(child, 0)
+    assert keeper.remove_if_unused(str(machine.path))
+    for fd in (report, reported, stay):
+        os.close(fd)
+
+
 def test_a_member_that_is_collected_leaves(machine: Machine) -> None:
     member = machine.member()
     fill(member, KEY, b"x")

@@ -56,6 +56,7 @@ def open_shared(recipe: Recipe) -> SharedRowGroups | None:
     if not recipe.shared_bytes:
         return None
     cache = NodeCache(directory_for(recipe.shared_bytes), max_bytes=recipe.shared_bytes)
+    cache.join()  # now, because it may start a process, and the first row group may come with a lock held
     return SharedRowGroups(cache, recipe.source, recipe.plan, recipe.formats, recipe.columns)
 
 
@@ -136,7 +137,7 @@ class ThreadDecoder:
                 table, bytes_read = self._read(number)
             return table
 
-        with self._recorder.during(State.READ):  # waiting for another process
+        with self._recorder.during(State.IDLE):  # the time of another process, if it decodes the row group
             found = shared.obtain(number, decode, lambda: self._is_aborted)
         if not found.is_decoded:
             self._recorder.shared_row_group(found.table.nbytes)

@@ -31,7 +31,7 @@ class State(enum.IntEnum):
     OFF = 0
     """Not started or ended; this time is not counted."""
     IDLE = 1
-    """Waiting for work."""
+    """Waiting for work, or for a row group that another process decodes."""
     BLOCKED = 2
     """Waiting because decoded data fill the memory limit."""
     READ = 3

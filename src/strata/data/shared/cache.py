@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 NAME = "strata-data-"
 LINGER_S = 5.0
 """Seconds for which the files outlive the last process, so that the next trial or a restarted worker finds them."""
+OUTLIVES = "STRATA_OUTLIVES_WORKER"
+"""Marks the keeper for `strata run`, which ends other processes that its workers leave behind."""
 LOCK_WAIT_S = 1.0
 """Longest wait for the lock of the directory. Its holder is stopped if it takes longer."""
 SUSPENDED_S = 30.0
@@ -195,6 +197,7 @@ class NodeCache:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, OUTLIVES: "1"},
                 cwd="/",
                 start_new_session=True,
                 check=True,

@@ -68,7 +68,9 @@ class FetchedBytes:
             Whatever `fetch` raises.
         """
         key = self._key_of(opened, file, part)
-        for _ in range(ATTEMPTS) if key is not None else ():
+        for _ in range(ATTEMPTS):
+            if key is None:
+                break
             found = self.cache.claim(key, WAIT_S, is_over)
             if found is None:
                 break

@@ -78,7 +78,9 @@ class SharedRowGroups:
             Whatever `decode` raises.
         """
         key = self._key_of(number)
-        for _ in range(ATTEMPTS) if key is not None else ():
+        for _ in range(ATTEMPTS):
+            if key is None:
+                break
             found = self.cache.claim(key, wait_limit_s(self._longest_decode_s), is_over)
             if is_over():
                 if isinstance(found, Claim):
