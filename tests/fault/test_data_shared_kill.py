@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
+import random
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 
+import node_cache_children
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from strata.data.shared import cache
+from strata.data.shared.cache import COPY_BYTES
 from tests.integration.servers import STRATA, until
-from tests.integration.test_data_shared import Reader
+from tests.integration.shared_readers import Reader, children, limit
+
+__all__ = ["children", "limit"]  # fixtures
 
 NUM_ROW_GROUPS = 6
 ROWS = 20_000
 """In a row group: an entry is mapped, not copied."""
-_numbers = itertools.count()
 
 
 @pytest.fixture
@@ -29,20 +34,6 @@ def data(tmp_path: Path) -> str:
     columns = {"x": np.random.default_rng(0).normal(size=NUM_ROW_GROUPS * ROWS)}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=ROWS)
     return str(tmp_path)
-
-
-@pytest.fixture
-def limit() -> int:
-    return (512 << 20) + os.getpid() * 1_000 + next(_numbers)
-
-
-@pytest.fixture
-def children() -> Iterator[list[subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for child in started:
-        child.kill()
-        child.communicate()
 
 
 def is_gone(limit: int) -> bool:
@@ -90,6 +81,64 @@ def test_a_killed_reader_frees_what_it_had_mapped_and_nothing_is_left_after_the_
     for child in children:
         child.kill()
     until(lambda: is_gone(limit), "the cache is removed although every process was killed")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_kills_and_stops_never_give_wrong_contents_and_the_limit_holds(tmp_path: Path, seed: int) -> None:
+    chosen = random.Random(seed)
+    most = 6 * COPY_BYTES
+    path = cache.directory_for(most, tmp_path)
+    seeds = itertools.count(seed * 100)
+
+    def start() -> subprocess.Popen[str]:
+        arguments = [str(each) for each in (path, most, next(seeds), 150)]
+        return subprocess.Popen(
+            [sys.executable, node_cache_children.__file__, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    running, stopped, num_kills, num_checks = [start() for _ in range(3)], None, 0, 0
+    try:
+        while running:
+            child = chosen.choice([each for each in running if each is not stopped])
+            assert child.stdout is not None
+            line = child.stdout.readline()
+            assert line in ("step\n", "end\n")
+            if line == "end\n":
+                running.remove(child)
+                child.communicate()
+            elif num_kills < 5 and chosen.random() < 0.04:
+                num_kills += 1
+                child.kill()
+                child.communicate()
+                running[running.index(child)] = start()
+            elif stopped is None and len(running) > 1 and chosen.random() < 0.02:
+                stopped = child
+                child.send_signal(signal.SIGSTOP)
+            if stopped is not None and (chosen.random() < 0.02 or running == [stopped]):
+                stopped.send_signal(signal.SIGCONT)
+                stopped = None
+            assert used_bytes(path) <= most
+            num_checks += used_bytes(path) > 0
+        assert num_kills == 5
+        assert num_checks
+    finally:
+        for child in running:
+            child.kill()
+            child.communicate()
+    until(lambda: not path.exists(), "the cache is removed")
+
+
+def used_bytes(path: Path) -> int:
+    """Return the bytes of entries and of the room that is reserved for drafts; 0 if a process is changing them."""
+    try:
+        with (path / "lock").open("r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return sum(each.stat().st_size for each in path.iterdir() if each.suffix in (".entry", ".draft"))
+    except (FileNotFoundError, BlockingIOError):
+        return 0
 
 
 WORKER = """

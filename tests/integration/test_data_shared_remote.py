@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from documents import ROOT, blocks
 from s3 import S3Server, s3
+from shared_readers import Reader, children, deliver, limit, same
 
 from strata.data import StructuredDataset
 from strata.data.runtime import prefetch
@@ -18,7 +20,6 @@ from strata.data.source.filesystem import open_source
 from strata.data.source.ranges import Range
 from strata.data.source.source import DataFile
 from strata.errors import InvalidArgument
-from tests.integration.test_data_shared import Reader, children, deliver, limit, same
 
 __all__ = ["children", "limit", "s3"]  # fixtures
 
@@ -130,6 +131,17 @@ def test_processes_that_start_together_fetch_and_decode_once(children: list[Any]
     assert sum(each["units"] for each in found) == NUM_ROW_GROUPS
     requested = sum(each["bytes_read"] - each["cached_bytes"] for each in found)
     assert requested <= 1.05 * expected["bytes_read"]
+
+
+def test_the_example_of_the_page_runs(place: Place, tmp_path: Path, limit: int) -> None:
+    [block] = [each for each in blocks(ROOT / "docs" / "data-sharing.md") if each.info == "python no-run"]
+    text = block.text.replace("s3://bucket/clicks/", place.url).replace("/local/nvme/strata", str(tmp_path))
+    text = text.replace("500GiB", "1GiB").replace("32GiB", str(limit)).replace("cache_dir=", "**options, cache_dir=")
+    scope = {"StructuredDataset": StructuredDataset, "options": {"storage_options": place.options}}
+    exec(text, scope)
+    loader: Any = scope["loader"]
+    assert sum(len(batch["x"]) for batch in loader) == NUM_ROW_GROUPS * ROWS
+    assert list(tmp_path.glob("*/*.entry"))
 
 
 @pytest.mark.parametrize(

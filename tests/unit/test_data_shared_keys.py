@@ -145,6 +145,8 @@ def test_keys_are_equal_in_other_processes(table: Path) -> None:
     program = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
+from strata.data import loader
+loader.has_torch = lambda: False
 from test_data_shared_keys import keys_of, recipe_of
 print(*keys_of(recipe_of(Path({str(table)!r}), filters="x in [1, 3, 4] or y > 2.5")))
 """
