@@ -2,8 +2,8 @@
 
 A key is a hash of everything that decides the rows and columns: the store, the file with its size, modification time
 and version, the place of the row group in it, the format and its options, the projection onto the dataset's schema,
-the filter, and the version of pyarrow. What cannot be named in plain values is not shared: a file system that is not
-known to mean the same files in every process, or a store that reports no modification times.
+the filter, and the versions of Strata and pyarrow. What cannot be named in plain values is not shared: a file system
+that is not known to mean the same files in every process, or a store that reports no modification times.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from strata._version import __version__
 from strata.data.plan.schema import PlainProjection
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class RowGroupKeys:
         self._columns = list(columns)
         self._common = digest(
             VERSION,
+            __version__,
             pa.__version__,
             store_identity(source.filesystem),
             self._columns,
