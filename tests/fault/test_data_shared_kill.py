@@ -60,7 +60,7 @@ def test_a_stopped_process_delays_the_others_by_a_limited_time(
     expected = Reader(children, data).result()
     stopped = Reader(children, data, "stop", shared_bytes=limit)
     assert stopped.line() == "ending\n"
-    found = Reader(children, data, shared_bytes=limit).result()
+    found = Reader(children, data, shared_bytes=limit, wait_s=1.0).result()
     assert found["hash"] == expected["hash"]
     assert (found["units"], found["shared_units"]) == (NUM_ROW_GROUPS - 1, 1)
     stopped.process.send_signal(signal.SIGCONT)
@@ -145,8 +145,9 @@ WORKER = """
 import json, os, signal, sys
 from pathlib import Path
 from strata.data import StructuredDataset, loader
-from strata.data.shared import cache
+from strata.data.shared import cache, eviction
 
+eviction.MIN_WAIT_S = 25.0
 loader.has_torch = lambda: False
 cache.LINGER_S = 0.1
 batches, dataset = StructuredDataset.create_dataloader(

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from strata.data import StructuredDataset, loader
 from strata.data.runtime.decoder import ThreadDecoder
-from strata.data.shared import cache
+from strata.data.shared import cache, eviction
 
 
 def end_in_the_second(sent: signal.Signals) -> None:
@@ -39,6 +39,7 @@ def end_in_the_second(sent: signal.Signals) -> None:
 def main(directory: str, options: dict[str, Any], how: str) -> None:
     loader.has_torch = lambda: False  # its import would take most of the time
     cache.LINGER_S = options.pop("linger_s", 0.1)
+    eviction.MIN_WAIT_S = options.pop("wait_s", 25.0)  # a process that is kept from running has not been stopped
     num_epochs = options.pop("num_epochs", 1)
     if how:
         end_in_the_second(signal.SIGSTOP if how == "stop" else signal.SIGKILL)

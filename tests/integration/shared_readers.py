@@ -15,6 +15,7 @@ import pytest
 import shared_children
 
 from strata.data import StructuredDataset
+from strata.data.shared.cache import NodeCache, directory_for
 
 _numbers = itertools.count()
 
@@ -23,6 +24,15 @@ _numbers = itertools.count()
 def limit() -> int:
     """A limit that no other test uses, and with it a cache of its own."""
     return (256 << 20) + os.getpid() * 1_000 + next(_numbers)
+
+
+@pytest.fixture
+def held(limit: int) -> Iterator[int]:
+    """A limit whose cache stays during the test, however long this process is kept from running."""
+    member = NodeCache(directory_for(limit), max_bytes=limit, linger_s=0.1)
+    assert member.join()
+    yield limit
+    member.leave()
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, LongType, NestedField
 
 from strata import IcebergDataset
+from strata.data.shared.cache import NodeCache, directory_for
 from strata.errors import InvalidArgument, NoData, PlanChanged, SchemaMismatch
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "score", DoubleType()))
@@ -52,8 +53,12 @@ def load(table: Any, **more: Any) -> Any:
 
 
 def test_a_table_is_shared_without_rows_that_are_deleted_later(warehouse: Warehouse, table: Table) -> None:
+    limit = (900 << 20) + os.getpid()
+    member = NodeCache(directory_for(limit), max_bytes=limit, linger_s=0.1)
+    assert member.join()
+
     def ids() -> tuple[list[int], Any]:
-        loader = load(table.refresh(), shared_bytes=(900 << 20) + os.getpid())
+        loader = load(table.refresh(), shared_bytes=limit)
         found = [number for batch in loader for number in batch["id"].tolist()]
         total = loader.dataset.get_metrics().total
         loader.dataset.close()
@@ -66,6 +71,7 @@ def test_a_table_is_shared_without_rows_that_are_deleted_later(warehouse: Wareho
     first = next(path for path in warehouse_files(table) if path.endswith(".parquet"))
     warehouse.delete_positions(table, {first: [1]})
     assert ids()[0] == [number for number in LEFT if number != 1]
+    member.leave()
 
 
 def warehouse_files(table: Table) -> list[str]:

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shared_readers import Reader, children, deliver, limit, same
+from shared_readers import Reader, children, deliver, held, limit, same
 
 from strata.data import StructuredDataset
 from strata.data.shared import cache
 from strata.errors import InvalidArgument
 from tests.integration.servers import until
 
-__all__ = ["children", "limit"]  # fixtures
+__all__ = ["children", "held", "limit"]  # fixtures
 
 NUM_ROW_GROUPS = 12
 ROWS = 2_000
@@ -83,10 +83,10 @@ def test_loaders_with_other_columns_on_one_directory_do_not_meet(children: list[
         {"output_format": "arrow", "collate_fn": lambda batch: {"x": np.asarray(batch["x"])}},
     ],
 )
-def test_shared_rows_are_delivered_in_the_same_order(data: str, limit: int, options: dict[str, Any]) -> None:
+def test_shared_rows_are_delivered_in_the_same_order(data: str, held: int, options: dict[str, Any]) -> None:
     plain, total = deliver(data, **options)
-    first, made = deliver(data, shared_bytes=limit, **options)
-    second, taken = deliver(data, shared_bytes=limit, **options)
+    first, made = deliver(data, shared_bytes=held, **options)
+    second, taken = deliver(data, shared_bytes=held, **options)
     assert same(plain, first)
     assert same(plain, second)
     assert made.bytes_read == total.bytes_read > 0
@@ -94,20 +94,20 @@ def test_shared_rows_are_delivered_in_the_same_order(data: str, limit: int, opti
     assert taken.shared_units == total.units
 
 
-def test_a_transform_runs_on_shared_rows_in_every_process(data: str, limit: int) -> None:
+def test_a_transform_runs_on_shared_rows_in_every_process(data: str, held: int) -> None:
     def doubled(batch: pa.RecordBatch) -> dict[str, Any]:
         return {"x": np.asarray(batch["x"]) * 2}
 
     plain, _ = deliver(data, columns=["x"])
-    first, _ = deliver(data, columns=["x"], transform=doubled, shared_bytes=limit)
-    second, taken = deliver(data, columns=["x"], shared_bytes=limit)
+    first, _ = deliver(data, columns=["x"], transform=doubled, shared_bytes=held)
+    second, taken = deliver(data, columns=["x"], shared_bytes=held)
     assert np.array_equal(first[3]["x"], plain[3]["x"] * 2)
     assert same(second, plain)
     assert taken.units == 0
 
 
-def test_a_batch_may_be_changed_in_place(data: str, limit: int) -> None:
-    options = {"batch_size": ROWS, "columns": ["x"], "shared_bytes": limit}
+def test_a_batch_may_be_changed_in_place(data: str, held: int) -> None:
+    options = {"batch_size": ROWS, "columns": ["x"], "shared_bytes": held}
     loader, _dataset = StructuredDataset.create_dataloader(data, output_format="torch", **options)
     for batch in loader:
         batch["x"].zero_()
@@ -129,7 +129,7 @@ def test_a_limit_below_the_size_of_the_data_holds_and_changes_no_row(data: str) 
     assert 0 < largest <= limit + 16, "16 bytes for `usage`"
 
 
-def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path, limit: int) -> None:
+def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path, held: int) -> None:
     path = tmp_path / "a.parquet"
     random = np.random.default_rng(1)
     kept = []
@@ -142,18 +142,18 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path, limit: int) -> Non
     for each in kept:
         path.unlink(missing_ok=True)
         each.rename(path)
-        batches, total = deliver(str(tmp_path), format="parquet", shared_bytes=limit, cache=False)
+        batches, total = deliver(str(tmp_path), format="parquet", shared_bytes=held, cache=False)
         found.append(np.concatenate([batch["x"] for batch in batches]))
         assert total.units == 1
     assert not np.array_equal(*found)
 
 
-def test_a_file_system_of_one_process_is_not_shared(limit: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_system_of_one_process_is_not_shared(held: int, caplog: pytest.LogCaptureFixture) -> None:
     fsspec = pytest.importorskip("fsspec")
     with fsspec.filesystem("memory").open("/private/a.parquet", "wb") as file:
         pq.write_table(pa.table({"x": [1, 2, 3]}), file)
     for _ in range(2):
-        batches, total = deliver("memory://private/", shared_bytes=limit)
+        batches, total = deliver("memory://private/", shared_bytes=held)
         assert len(batches) == 1
         assert (total.units, total.shared_units, total.unshared_units) == (1, 0, 1)
     assert "not shared between processes" in caplog.text

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from strata import SearchSpace, StructuredDataset, TrainingOrchestrator
+from strata.data.shared.cache import NodeCache, directory_for
 
 pytest.importorskip("cloudpickle")
 
@@ -21,10 +22,14 @@ def test_the_trials_of_a_study_read_each_row_group_once(tmp_path: Path, monkeypa
     path = str(tmp_path / "data.parquet")
     pq.write_table(pa.table({"x": np.random.default_rng(0).normal(size=100_000)}), path, row_group_size=5_000)
     limit = (768 << 20) + os.getpid()
+    member = NodeCache(directory_for(limit), max_bytes=limit, linger_s=0.1)
+    assert member.join(), "and keeps the cache between two trials, however long they are kept from running"
 
     def train(config: dict[str, Any]) -> float:
         from strata import StructuredDataset
+        from strata.data.shared import eviction
 
+        eviction.MIN_WAIT_S = 25.0  # a process that is kept from running has not been stopped
         loader, dataset = StructuredDataset.create_dataloader(
             path, batch_size=config["batch_size"], shuffle=True, shared_bytes=limit, output_format="numpy"
         )
@@ -37,5 +42,6 @@ def test_the_trials_of_a_study_read_each_row_group_once(tmp_path: Path, monkeypa
 
     loader, dataset = StructuredDataset.create_dataloader(path, output_format="numpy", rank=0, num_ranks=1)
     assert sum(len(batch["x"]) for batch in loader) == 100_000
+    member.leave()
     assert len(read) == 4
     assert sum(read) <= 1.05 * dataset.get_metrics().total.bytes_read
