@@ -275,6 +275,24 @@ def test_a_cache_without_members_is_removed_and_one_with_members_stays(machine: 
     assert fill(second, KEY, b"y") is not None, "a member that left joins again"
 
 
+def test_a_directory_of_something_else_is_not_removed(machine: Machine, tmp_path: Path) -> None:
+    machine.path.mkdir(mode=0o700)
+    (machine.path / "notes").write_text("mine")
+    node_cache.remove_abandoned(tmp_path)
+    assert (machine.path / "notes").exists()
+    (machine.path / "notes").unlink()
+    node_cache.remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "what a process left that was killed while it joined"
+
+
+def test_an_entry_of_another_size_than_was_reserved_is_not_shared(machine: Machine) -> None:
+    member = machine.member()
+    claim = member.claim(KEY, MIN_WAIT_S)
+    assert isinstance(claim, Claim)
+    assert member.publish(claim, 3, lambda fd: write(fd, b"longer")) is None
+    assert machine.names(".entry") == machine.names(".draft") == []
+
+
 def test_a_new_member_removes_what_a_killed_keeper_left(machine: Machine, tmp_path: Path) -> None:
     first = machine.member()
     fill(first, KEY, b"x")

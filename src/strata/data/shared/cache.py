@@ -253,7 +253,7 @@ class NodeCache:
                 if is_over():
                     return None
                 if not has_ended:  # its owner is stopped, or slower than we are
-                    log.info("took over a row group that another process did not decode within %g s", wait_limit_s)
+                    log.info("took over what another process did not make within %g s", wait_limit_s)
                     self._withdraw(key, found.fd)
             finally:
                 os.close(found.fd)
@@ -266,12 +266,12 @@ class NodeCache:
             if not self._reserve(claim, num_bytes):
                 return None
             write(fd)
-            assert os.fstat(fd).st_size == num_bytes, "an entry has the size that was reserved"
+            _check_size(fd, num_bytes)
             contents = self._contents(fd)
             self._rename(claim)  # if another process has taken over, these rows are as good
             try_lock(fd, fcntl.LOCK_SH)
         except (OSError, pa.ArrowException, _Busy) as error:
-            log.debug("cannot share a row group: %s", error)
+            log.debug("an entry is not shared: %s", error)
             return None
         else:
             return contents
@@ -480,7 +480,7 @@ def _is_kept(path: str) -> bool:
     except OSError:
         return False
     try:
-        fd = open_file(keeper.KEEPER, directory)
+        fd = open_file(keeper.KEEPER, directory, flags=os.O_RDWR)
         try:
             return not try_lock(fd, fcntl.LOCK_SH)  # two that ask do not disturb each other
         finally:
@@ -489,6 +489,12 @@ def _is_kept(path: str) -> bool:
         return False
     finally:
         os.close(directory)
+
+
+def _check_size(fd: int, num_bytes: int) -> None:
+    found = os.fstat(fd).st_size
+    if found != num_bytes:
+        raise OSError(f"it has {found} bytes, but room was reserved for {num_bytes}")
 
 
 def _has_ended(fd: int, is_over: Callable[[], bool]) -> bool:

@@ -70,14 +70,19 @@ def remove_if_unused(path: str) -> bool:
         return False
     members = -1
     try:
-        members = open_file(MEMBERS, directory)
+        try:
+            members = open_file(MEMBERS, directory, flags=os.O_RDWR)
+        except FileNotFoundError:  # made a moment ago, or by something else
+            os.rmdir(path)  # noqa: PTH106 - only if it is empty
+            return True
         if not try_lock(members, fcntl.LOCK_EX) or not is_at(path, directory):
             return False
         # Renamed first: a process that comes now makes a new directory.
         parent, name = os.path.split(path)
         hidden = os.path.join(parent, f".{name.lstrip('.')[:200]}.{secrets.token_hex(4)}")  # noqa: PTH118
         os.rename(path, hidden)  # noqa: PTH104
-        for each in os.listdir(directory):  # noqa: PTH208
+        names = os.listdir(directory)  # noqa: PTH208
+        for each in sorted(names, key=MEMBERS.__eq__):  # `members` last: a directory with it is a cache
             with contextlib.suppress(OSError):
                 os.unlink(each, dir_fd=directory)
         os.rmdir(hidden)  # noqa: PTH106

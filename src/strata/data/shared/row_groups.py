@@ -100,10 +100,15 @@ class SharedRowGroups:
         began_s = self._now_s()
         try:
             table = decode()
-            num_bytes = stream_bytes(table)
         except BaseException:
             self.cache.abandon(claim)
             raise
+        try:
+            num_bytes = stream_bytes(table)
+        except pa.ArrowException as error:
+            log.debug("a row group is not shared, because its types cannot be written: %s", error)
+            self.cache.abandon(claim)
+            return Obtained(table, is_decoded=True, is_shared=False)
         self._longest_decode_s = max(self._longest_decode_s, self._now_s() - began_s)
         contents = self.cache.publish(claim, num_bytes, lambda fd: write_table(fd, table))
         shared = None if contents is None else self._read(contents, table.num_rows)
