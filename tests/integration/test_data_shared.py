@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,22 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path, held: int) -> None
         found.append(np.concatenate([batch["x"] for batch in batches]))
         assert total.units == 1
     assert not np.array_equal(*found)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 64, b"\xff" * 64])
+def test_an_unreadable_entry_is_made_again(
+    data: str, held: int, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, _ = deliver(data, columns=["x"])
+    deliver(data, columns=["x"], shared_bytes=held)
+    gc.collect()  # unmap the entries
+    for path in cache.directory_for(held).glob("*.entry"):
+        path.write_bytes(damage)
+    found, total = deliver(data, columns=["x"], shared_bytes=held)
+    assert same(plain, found)
+    assert (total.units, total.unshared_units) == (NUM_ROW_GROUPS, 0)
+    assert damage == b"" or "an entry of the node cache is unreadable" in caplog.text
+    assert deliver(data, columns=["x"], shared_bytes=held)[1].units == 0
 
 
 def test_a_file_system_of_one_process_is_not_shared(held: int, caplog: pytest.LogCaptureFixture) -> None:
