@@ -133,11 +133,11 @@ class ThreadDecoder:
 
         def decode() -> pa.Table:
             nonlocal bytes_read
-            with self._recorder.during(State.DECODE):
-                table, bytes_read = self._read(number)
+            self._recorder.enter(State.DECODE)  # until the rows are written for the others, too
+            table, bytes_read = self._read(number)
             return table
 
-        with self._recorder.during(State.IDLE):  # the time of another process, if it decodes the row group
+        with self._recorder.during(State.IDLE):  # while another process decodes the row group
             found = shared.obtain(number, decode, lambda: self._is_aborted)
         if not found.is_decoded:
             self._recorder.shared_row_group(found.table.nbytes)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from strata.data.shared.row_groups import SharedRowGroups
     from strata.data.source.source import DataFile
 
-Data: TypeAlias = "pa.Buffer | bytes"
+Fetched: TypeAlias = "pa.Buffer | bytes"
 
 NUM_CONNECTIONS = 16
 MAX_FILES_OPEN = 64
@@ -48,7 +48,7 @@ class _Parts:
     """The requested byte ranges of one row group."""
 
     def __init__(
-        self, file: DataFile, ranges: Sequence[Range], futures: Sequence[Future[Data]], cached: ByteCounter
+        self, file: DataFile, ranges: Sequence[Range], futures: Sequence[Future[Fetched]], cached: ByteCounter
     ) -> None:
         self.file = file
         self.ranges = ranges
@@ -251,13 +251,13 @@ class Fetcher:
             opened.close()
         return kept
 
-    def read_there(self, file: DataFile, part: Range) -> Data:
+    def read_there(self, file: DataFile, part: Range) -> Fetched:
         """Read bytes that were not prefetched. The caller counts them."""
         return self._readers.submit(
             lambda: self._part(self.opened(file), file, part, ByteCounter()), is_urgent=True
         ).result()
 
-    def _part(self, opened: pa.NativeFile, file: DataFile, part: Range, cached: ByteCounter) -> Data:
+    def _part(self, opened: pa.NativeFile, file: DataFile, part: Range, cached: ByteCounter) -> Fetched:
         """Fetch a part of a file, unless it is kept."""
         if self._fetched is None:
             return _read(opened, file, part)
