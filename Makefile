@@ -85,8 +85,9 @@ lock: ## Resolve requirements/*.txt again, keeping versions (ARGS=--upgrade: tak
 	scripts/lock.sh $(ARGS)
 
 .PHONY: bench-setup
-bench-setup: setup ## Build .venv-peers, the systems that benchmarks compare against, and fetch the public data sets
+bench-setup: setup ## Build .venv-peers*, the systems that benchmarks compare against, and fetch the public data sets
 	@scripts/setup_venv.sh peers
+	@scripts/setup_venv.sh peers-dashboard
 	@scripts/bench_packages.sh
 	@$(BIN)/python -m strata.bench.contenders.models_data
 

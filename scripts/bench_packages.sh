@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Installs etcd and Redis (Debian), the servers that `strata bench coordinator` compares with and that are not on PyPI.
+# Installs what benchmarks need from Debian: etcd and Redis, with which `strata bench coordinator` compares, and Chromium,
+# in which `strata bench dashboard` opens pages.
 # A benchmark starts its own servers on free loopback ports. If the package starts a service, stop it: it takes CPU time
 # from the benchmark.
-# Exits at once if both are installed. A missing server is left out of the benchmark, which reports it.
+# Exits at once if all are installed. What is missing is left out of the benchmark, which reports it.
 set -euo pipefail
 
 missing=()
 command -v etcd > /dev/null || missing+=(etcd-server)
 command -v redis-server > /dev/null || missing+=(redis-server)
+command -v chromium > /dev/null || missing+=(chromium)
 if [ ${#missing[@]} = 0 ]; then exit 0; fi
 
 give_up() {

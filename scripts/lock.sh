@@ -10,6 +10,8 @@ dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,ray,functions
 demo=("$torch" "${backend[@]}" '.[torch,data]')
 peers=("$torch" ax-platform datasets grpcio litdata numpy orbax-checkpoint pandas protobuf psutil pyarrow safetensors scikit-learn
   torch-dataloader-utils uhashring pyre-extensions tensordict torchmetrics==1.0.3 tqdm) # the peers of the benchmarks
+# The peers of `strata bench dashboard`: MLflow and trackio need older versions of pyarrow and pillow than the others.
+dashboards=(mlflow optuna-dashboard playwright 'ray[default]' tensorboard trackio)
 # pip cannot resolve torchrec: it requires fbgemm-gpu, the CUDA build, and torchmetrics==1.0.3, and works with the CPU
 # build and with later versions. What else it requires is in the extra `torchrec` and among the peers. Later versions need
 # a later torch.
@@ -39,7 +41,7 @@ PYTHON
   echo "lock: requirements/$name.txt, $(grep -c == "requirements/$name.txt") packages"
 }
 
-for name in dev peers; do
+for name in dev peers peers-dashboard; do
   : > "$work/$name.constraints"
   if [ "${1:-}" != --upgrade ] && [ -f "requirements/$name.txt" ]; then cp "requirements/$name.txt" "$work/$name.constraints"; fi
 done
@@ -48,4 +50,5 @@ echo "$torchrec" >> requirements/dev.txt
 cp requirements/dev.txt "$work/demo.constraints" # demo has the same versions as dev
 resolve demo "${demo[@]}"
 resolve peers "${peers[@]}"
+resolve peers-dashboard "${dashboards[@]}"
 printf '%s\n' "$torchrec" "$fbgemm" >> requirements/peers.txt

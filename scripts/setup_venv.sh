@@ -3,6 +3,8 @@
 #   scripts/setup_venv.sh demo    .venv with `strata`, torch and pyarrow     (make demo)
 #   scripts/setup_venv.sh dev     .venv with everything that the tests use   (make setup); includes demo
 #   scripts/setup_venv.sh peers   .venv-peers with the peers of benchmarks   (make bench-setup)
+#   scripts/setup_venv.sh peers-dashboard   .venv-peers-dashboard with those of `strata bench dashboard`, which need
+#                                 older packages                            (make bench-setup)
 # PYTHON names the interpreter; the default is the first one that is new enough.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,8 +14,8 @@ die() { echo "setup: $*" >&2; exit 1; }
 stage=${1:-}
 case $stage in
   demo | dev) venv=.venv ;;
-  peers) venv=.venv-peers ;;
-  *) die "usage: $0 demo|dev|peers" ;;
+  peers | peers-dashboard) venv=.venv-$stage ;;
+  *) die "usage: $0 demo|dev|peers|peers-dashboard" ;;
 esac
 lock=requirements/$stage.txt
 
@@ -81,7 +83,7 @@ if ! "$venv/bin/python" -I scripts/missing_pins.py "$lock" "$venv" > /dev/null; 
   # pip trusts its records of installed packages; a damaged record needs --force-reinstall.
   pip install --no-deps --force-reinstall $("$venv/bin/python" -I scripts/missing_pins.py "$lock" "$venv" || true)
 fi
-[ "$stage" = peers ] || pip install --no-deps --no-build-isolation --editable .
+[ "$venv" != .venv ] || pip install --no-deps --no-build-isolation --editable .
 # torchrec requires the CUDA build of fbgemm and one old version of torchmetrics, and works with others.
 conflicts=$("$venv/bin/python" -m pip --disable-pip-version-check check) ||
   ! grep -vE '^torchrec .* (requires fbgemm-gpu, which is not installed|has requirement torchmetrics==)' >&2 \

@@ -55,10 +55,16 @@ class AllReduceContract(StrategyContract):
         return run_case
 
 
-class TestRing(AllReduceContract):
+class TestSharedMemory(AllReduceContract):
     @pytest.fixture
     def strategy(self) -> Strategy:
         return AllReduce(bucket_mb=0.001)
+
+
+class TestRing(AllReduceContract):
+    @pytest.fixture
+    def strategy(self) -> Strategy:
+        return AllReduce(algorithm="ring", bucket_mb=0.001)
 
 
 class TestHalfPrecision(AllReduceContract):

@@ -21,12 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from strata.errors import InvalidArgument
 from strata.identity import Identity
-from strata.trainer.strategy import AllReduce, Bound, PowerSGD, Strategy
+from strata.trainer.strategy import AllReduce, Bound, PowerSGD, Strategy, shared_memory
 from strata.trainer.strategy import links as measured_links
 from strata.trainer.strategy.cost import Choice, predict_s
 from strata.trainer.strategy.lane import StreamLane, ThreadLane
 from strata.trainer.strategy.reduce import Averager, make_algorithm, make_groups
 from strata.trainer.strategy.replicas import DataParallel
+from strata.trainer.strategy.shared_memory import RankLost
 from strata.trainer.strategy.topology import Grid, Topology
 
 if TYPE_CHECKING:
@@ -197,6 +198,60 @@ def equality(ranks: Identity) -> dict[str, Any]:
         module = train(AllReduce(algorithm=algorithm, bucket_mb=SMALL_BUCKET_MB), ranks)
         found[algorithm] = (relative_error(weights(module), expected), is_everywhere(weights(module)))
     return found
+
+
+def memory(ranks: Identity) -> dict[str, Any]:
+    """Averages in shared memory against plain DDP and its own bits with other buckets, one of them on one machine."""
+    found: dict[str, Any] = {}
+    expected = weights(train(PlainDDP(), ranks))
+    in_parts = weights(train(AllReduce(algorithm="memory", bucket_mb=SMALL_BUCKET_MB), ranks))
+    module = seeded(Net)
+    bound = AllReduce().bind(module, ranks)
+    assert isinstance(bound, DataParallel)
+    found["choice"] = str(bound.decision.choice)
+    fit(bound, sgd(module), ranks, range(NUM_STEPS))
+    bound.finish()
+    bound.close()
+    found["error"] = relative_error(in_parts, expected)
+    found["is_everywhere"] = is_everywhere(in_parts)
+    found["is_free_of_buckets"] = torch.equal(weights(module), in_parts)
+    found["resumes"] = _resumes_exactly(AllReduce(algorithm="memory", bucket_mb=SMALL_BUCKET_MB), ranks)
+    sparse = [_sparse_gradient(strategy, ranks) for strategy in (PlainDDP(), AllReduce(algorithm="memory"))]
+    found["sparse"] = (sparse[1].is_sparse, relative_error(sparse[1].to_dense(), sparse[0].to_dense()))
+    unused = AllReduce(algorithm="memory", find_unused_parameters=True)
+    plain = AllReduce(algorithm="ring", find_unused_parameters=True)
+    found["unused"] = relative_error(*(weights(train(each, ranks, Fork)) for each in (unused, plain)))
+    return found
+
+
+def no_memory(ranks: Identity) -> dict[str, Any]:
+    """What happens where one of the ranks has no memory to share."""
+    if ranks.rank == 1:
+        shared_memory.MAX_MEMORY_SHARE = 0.0
+    bound = AllReduce().bind(Net(), ranks)
+    assert isinstance(bound, DataParallel)
+    try:
+        AllReduce(algorithm="memory").bind(Net(), ranks)
+    except InvalidArgument as error:
+        return {"choice": str(bound.decision.choice), "error": str(error)}
+    finally:
+        shared_memory.MAX_MEMORY_SHARE = 0.25
+    return {}
+
+
+def rank_lost(ranks: Identity) -> dict[str, Any]:
+    """One rank leaves between two steps: the others get an error instead of waiting."""
+    module = seeded(Linear)
+    bound = AllReduce(algorithm="memory").bind(module, ranks)
+    fit(bound, sgd(module), ranks, range(2))  # in the second step, DDP forms its final buckets
+    if ranks.rank == 1:
+        bound.close()
+        return {}
+    try:
+        fit(bound, sgd(module), ranks, range(2, 3))
+    except RankLost as error:
+        return {"error": str(error)}
+    return {}
 
 
 def compressed(ranks: Identity) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from servers import until
 from strata.bench.contenders import recovery_torchrun, recovery_watch
 from strata.bench.frame import MAX_LOST, Benchmark, Contender, Figure
 from strata.bench.processes import killed_with_descendants
-from strata.bench.run import PEERS_VENV_VARIABLE, ROUND_VARIABLE, find_peers_python, run_benchmark, run_with_progress
+from strata.bench.run import ROUND_VARIABLE, find_peers_python, run_benchmark, run_with_progress, venv_variable
 
 FIGURES = (Figure(key="one_ms", title="one", unit="ms"), Figure(key="two_ms", title="two", unit="ms"))
 
@@ -26,7 +26,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory for modules of contenders; there is no peers' environment unless a test creates one."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(PEERS_VENV_VARIABLE, str(tmp_path / "no-peers"))
+    monkeypatch.setenv(venv_variable("peers"), str(tmp_path / "no-peers"))
     return tmp_path
 
 
@@ -210,8 +210,10 @@ def test_a_peer_runs_in_the_peers_environment_or_is_absent(modules: Path, monkey
     interpreter.parent.mkdir(parents=True)
     interpreter.write_text(f'#!/bin/sh\nSTRATA_TEST_PEERS=1 exec "{sys.executable}" "$@"\n')
     interpreter.chmod(0o755)
-    monkeypatch.setenv(PEERS_VENV_VARIABLE, str(modules / "peers"))
+    monkeypatch.setenv(venv_variable("peers"), str(modules / "peers"))
     assert find_peers_python() == interpreter
+    monkeypatch.setenv("STRATA_PEERS_DASHBOARD_VENV", str(modules / "peers"))
+    assert find_peers_python("peers-dashboard") == interpreter
     (modules / "tiny_there.py").write_text(
         "import json, os\nprint(json.dumps({'figures': {'two_ms': float(os.environ['STRATA_TEST_PEERS'])}}))\n"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -102,6 +102,22 @@ def test_only_an_admin_may_order(tmp_path: Path) -> None:
         assert run.orders == []
         assert client.post("/api/run/stop", json={}, headers=admin).status_code == 204
     assert run.orders == [("stop", False)]
+
+
+def test_a_large_body_is_refused_before_the_token_is_checked_and_while_it_arrives(tmp_path: Path) -> None:
+    with page(tmp_path, Recorded(), tokens=f"admin {ADMIN}\n") as client:
+        num_taken = 0
+
+        def endless() -> Iterator[bytes]:
+            nonlocal num_taken
+            while True:
+                num_taken += 1
+                yield b"x" * 65_536
+
+        with suppress(httpx.WriteError, httpx.ReadError):  # the server closes the connection at some point
+            assert client.post("/api/run/stop", content=endless()).status_code == 413
+        assert num_taken < 1_000
+        assert client.get("/api/health").status_code == 200
 
 
 def test_a_coordinator_without_a_run_refuses_orders_with_the_cure(tmp_path: Path) -> None:

@@ -297,6 +297,21 @@ def test_scalars_vectors_and_empty_tensors_have_every_view(tmp_path: Path) -> No
             assert sum(value**2 for value in values) == pytest.approx(size)
 
 
+@pytest.mark.parametrize("shape", [(0, 1 << 62), (1 << 62, 0), (0, 1 << 62, 8), (1,) * 200])
+def test_a_tensor_of_an_absurd_shape_has_every_view(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    data = b"" if 0 in shape else bytes(4)
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+    with exploring(tmp_path / "x.safetensors") as client:
+        for view in ("statistics", "histogram", "values", "singular-values"):
+            client.ask(view, id="x.safetensors", name="w")
+        edges = [
+            *client.ask("heatmap", id="x.safetensors", name="w")["column_edges"],
+            *client.ask("rows", id="x.safetensors", name="w")["row_edges"],
+        ]
+        assert min(edges) >= 0
+
+
 def test_a_large_tensor_is_read_in_pieces(tmp_path: Path) -> None:
     large = RANDOM.normal(size=(1_500, 4_001)).astype(np.float32)  # 24 MB: rows end anywhere in a piece
     with CheckpointManager(str(tmp_path), saver="thread") as manager:

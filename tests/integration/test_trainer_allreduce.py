@@ -72,6 +72,34 @@ def test_every_algorithm_trains_like_plain_ddp(run: Run, num_ranks: int, on_node
         assert all(is_everywhere for _, is_everywhere in found.values())
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 6])
+def test_ranks_of_one_machine_average_in_shared_memory_like_plain_ddp(run: Run, num_ranks: int) -> None:
+    for found in run("memory", num_ranks, num_ranks):
+        assert found["choice"] == "memory", "the default on one machine"
+        assert found["error"] == 0.0 or num_ranks > 2, "the order of a sum of two does not matter"
+        assert found["error"] <= REASSOCIATION
+        assert found["is_everywhere"]
+        assert found["is_free_of_buckets"], "ranks are added in their order, whatever the buckets"
+        assert found["resumes"]
+        is_sparse, error = found["sparse"]
+        assert is_sparse
+        assert max(error, found["unused"]) <= REASSOCIATION
+
+
+def test_without_memory_on_one_rank_all_ranks_use_the_ring(run: Run) -> None:
+    for found in run("no_memory", 2, 2):
+        assert found["choice"] == "ring"
+        assert "algorithm='memory' needs all ranks on one machine" in found["error"]
+
+
+def test_when_a_rank_leaves_the_others_end_with_an_error_that_names_it(run: Run) -> None:
+    first, _, third = run("rank_lost", 3, 3)
+    errors = [first["error"], third["error"]]
+
+    assert any(error.startswith("rank 1 left the all-reduce") for error in errors), errors
+    assert all("left the all-reduce" in error for error in errors), "the second may notice that the first has ended"
+
+
 @pytest.mark.parametrize(("num_ranks", "on_node"), WORLDS)
 def test_sixteen_bit_gradients_stay_within_the_bound_of_the_format(run: Run, num_ranks: int, on_node: int) -> None:
     shares = run("compressed", num_ranks, on_node)[0]

@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from strata import Trainer
+from strata import CheckpointManager, Trainer
 from strata.data.order.steps import Steps
 from strata.errors import InvalidArgument, StrataError
 from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.train import AllReduce, JsonLogger, NeuralNetTrainer
 from strata.trainer.diagnosis import single_rows_refused
+from strata.trainer.loop import NotFinite
 from tests.integration.trainer_models import arrays, network, weights
 
 
@@ -112,6 +114,106 @@ def test_a_single_row_counts_on_each_rank(num_rows: int, is_refused: bool) -> No
         assert "on 2 workers end with a batch of one row" in refusal(look)
     else:
         look()
+
+
+# -- a loss that cannot be used ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda p, t: (p - t) ** 2, "the loss is float32[8], but training needs one number; take the mean"),
+        (lambda p, t: 1.0, "the loss is 1.0, a float; it must be a tensor"),
+        (lambda p, t: None, "the loss is None, a NoneType; it must be a tensor"),
+        (lambda p, t: (p.detach() - t).mean(), "the loss is a number without a gradient"),
+        (lambda p: p.mean(), "the loss does not fit: TypeError"),
+        (nn.NLLLoss(), "received the predictions float32[8] and the target float32[8]"),
+    ],
+)
+def test_a_loss_that_is_no_number_with_a_gradient_is_refused(loss: Any, message: str) -> None:
+    assert message in refusal(lambda: trainer(loss=loss).fit(arrays(16), batch_size=8))
+
+
+def test_an_own_training_step_that_returns_no_loss_is_refused() -> None:
+    class Forgetful(Trainer):
+        def training_step(self, module: nn.Module, batch: Any) -> Any:
+            self.loss(batch.call(module).squeeze(-1), batch.target)
+
+    assert "training_step returned None" in refusal(lambda: Forgetful(network(), nn.MSELoss()).fit(arrays(16)))
+
+
+def test_a_label_of_strings_is_named_with_the_loss_that_cannot_use_it() -> None:
+    x, _ = arrays(6)
+    table = pd.DataFrame({"x0": x[:, 0].numpy(), "y": ["yes", "no"] * 3})
+
+    message = refusal(lambda: trainer(module=nn.Linear(1, 1)).fit(table, label="y", inputs=["x0"]))
+
+    assert "the loss does not fit: AttributeError" in message
+    assert "the target a list of 6 str" in message
+
+
+# -- values that are not finite ----------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_nan_because_of_the_data_names_the_column() -> None:
+    x, y = arrays(16)
+    bad_y, bad_x = y.clone(), x.clone()
+    bad_y[3], bad_x[5, 0] = math.nan, math.inf
+
+    with pytest.raises(NotFinite, match="the target has 1 values of 16 in this batch that are NaN or infinite"):
+        trainer(loss=nn.MSELoss()).fit((x, bad_y))
+    with pytest.raises(NotFinite, match="input 0 has 1 values of 64 in this batch"):
+        trainer(module=nn.Linear(4, 1), loss=nn.MSELoss()).fit((bad_x, y))
+    with pytest.raises(NotFinite, match="its batch has only finite values: lower the learning rate"):
+        trainer(loss=lambda p, t: (p - t).sum() * math.nan).fit((x, y))
+
+
+def test_weights_that_a_gradient_made_nan_are_not_saved_although_the_loss_is_finite(tmp_path: Path) -> None:
+    x, y = arrays(16)
+    x[13, 0] = math.inf  # tanh makes it finite, and its gradient NaN
+
+    with pytest.raises(NotFinite, match=r"the weights '0.weight' are NaN or infinite at step 2"):
+        trainer(loss=nn.MSELoss(), checkpoints=tmp_path / "saved").fit((x, y), batch_size=8, shuffle=False, every=1)
+
+    with CheckpointManager(tmp_path / "saved") as manager:
+        assert [each.step for each in manager.list()] == [1]
+
+
+@pytest.mark.parametrize("on_nan", ["skip", "stop"])
+def test_an_epoch_whose_steps_are_all_left_out_has_no_loss(on_nan: str) -> None:
+    x, y = arrays(16)
+
+    result = trainer(loss=nn.MSELoss(), on_nan=on_nan).fit((x, y * math.nan), batch_size=8)
+
+    assert math.isnan(result.history[0]["loss"])
+
+
+# -- data without a batch ----------------------------------------------------------------------------------------------
+
+
+def test_data_that_do_not_fill_a_batch_are_refused_if_incomplete_batches_are_left_out() -> None:
+    message = refusal(lambda: trainer().fit(arrays(6), batch_size=8, drop_last=True))
+
+    assert "6 rows do not fill a batch of batch_size=8, and incomplete batches are left out" in message
+
+
+def test_a_loader_that_delivers_nothing_is_refused() -> None:
+    class Nothing(Batches):
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            return iter(())
+
+    assert "the data delivered no batch, so nothing was trained" in refusal(lambda: trainer().fit(Nothing()))
+
+
+def test_a_single_column_is_no_table() -> None:
+    series = pd.Series([1.0, 2.0])
+
+    assert "a Series is not a table; pass a DataFrame" in refusal(lambda: trainer().fit(series, label="y"))
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("lable", "label"), ("batchsize", "batch_size"), ("filter", "filters")])
+def test_a_misspelt_argument_of_fit_names_the_one_that_was_meant(wrong: str, meant: str) -> None:
+    assert f"did you mean {meant}=? The loader takes" in refusal(lambda: trainer().fit("rows", **{wrong: "y"}))
 
 
 # -- another module than the checkpoint's ------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ def test_a_stateful_loader_without_a_length_trains() -> None:
     ("arguments", "message"),
     [
         ({"bacth_size": 3}, "bacth_size= is neither an argument"),
-        ({"num_worker": 3}, "did you mean 'num_workers'"),
+        ({"num_worker": 3}, "did you mean num_workers="),
         ({"valid": (torch.zeros(0, 4), torch.zeros(0))}, "no rows"),
     ],
 )

@@ -123,7 +123,13 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**F32, "shape": [1 << 62, 1 << 62]}}, 8, "needs"),
         ({"a": {**F32, "dtype": "F31"}}, 8, "'F31'"),
         ({"a": {**F32, "data_offsets": [8, 0]}}, 8, "needs 8"),
-        ({"a": {**F32, "data_offsets": [-8, 0]}}, 8, "needs 8|has 8"),
+        ({"a": {**F32, "data_offsets": [-8, 0]}}, 8, "negative"),
+        ({"a": {**F32, "shape": [1] * 257}}, 8, "has 257 dimensions, more than 256"),
+        ({"a": {**F32, "shape": [1 << 62] * 256}}, 8, "has 8 bytes, but F32 .* needs"),
+        ({"a": {**F32, "shape": [0, 10**4000]}}, 8, "impossibly large number"),
+        ({"a": {**F32, "data_offsets": [0, 10**4000]}}, 8, "impossibly large number"),
+        ({"a" * 10**6: {**F32, "shape": [3]}}, 8, "needs 12"),
+        ({"a": {**F32, "dtype": "F" * 10**6}}, 8, "unknown dtype"),
         ({"a": 5}, 8, "header"),
         ({"__metadata__": {"x": 5}}, 0, "header"),
     ],
@@ -133,6 +139,17 @@ def test_an_impossible_header_is_rejected(entries: dict[str, Any], data_bytes: i
     with pytest.raises(CheckpointInvalid, match=message) as caught:
         layout.read_header(data, file="the file", size_bytes=size_bytes)
     assert "the file" in str(caught.value)
+    assert len(str(caught.value)) < 10_000
+
+
+def test_a_header_of_deep_or_duplicate_keys_is_rejected_in_linear_time() -> None:
+    deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    wide = b'{"a":1,' + b",".join(b'"%d":1' % number for number in range(100_000)) + b',"99999":1}'
+
+    with pytest.raises(CheckpointInvalid, match="the header is not a safetensors header"):
+        layout.read_header(len(deep).to_bytes(8, "little") + deep, file="x", size_bytes=8 + len(deep))
+    with pytest.raises(CheckpointInvalid, match=r"^x: an object has the key '99999' twice"):
+        layout.check_duplicate_keys(wide, written=b"", file="x")
 
 
 @given(st.binary(max_size=200), st.integers(0, 1 << 63))

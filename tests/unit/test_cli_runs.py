@@ -1,4 +1,4 @@
-"""`strata ps` and `strata logs`: text and JSON output."""
+"""`strata ps` and `strata logs`: text and JSON output; the script of `strata run`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from strata.cli import runs
+from strata.cli.run import script_path
 from strata.cli.runs import LogSelection, age, read_logs, recent
 from strata.coordinator.state.server_figures import ServerFigures
 from strata.errors import ConfigError
@@ -327,3 +328,10 @@ def test_logs_name_servers_and_select_one_by_its_number() -> None:
     assert call("logs", "hybrid", "--server", "1").stdout == "line of 3\n"
     assert refusal("logs", "hybrid", "--server", "2") == "run hybrid has no server 2; it has servers 0 to 1"
     assert "either --rank or --server" in refusal("logs", "hybrid", "--server", "0", "--rank", "2")
+
+
+def test_a_directory_in_place_of_a_script_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a directory; name the script in it, such as .*train\.py"):
+        script_path(str(tmp_path))
+    with pytest.raises(ConfigError, match="does not exist; to run a module, use strata run -m"):
+        script_path(str(tmp_path / "none"))

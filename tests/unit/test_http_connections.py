@@ -1,15 +1,18 @@
-"""Idle connections to the HTTP port, and the host names that a coordinator accepts."""
+"""Idle connections to the HTTP port, the host names that a coordinator accepts, and the size of bodies."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from strata.clock import ManualClock
 from strata.coordinator.config import CoordinatorConfig, SecurityConfig
 from strata.coordinator.http import server as module
-from strata.coordinator.http.checks import is_own, own_names
+from strata.coordinator.http.checks import MAX_BODY_BYTES, BodyLimit, is_own, own_names
 from strata.coordinator.http.server import MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PEER, Connections
 
 
@@ -112,3 +115,67 @@ def test_a_connection_without_a_complete_request_is_closed_in_time(
 def test_a_host_is_accepted_if_it_is_an_ip_address_or_one_of_our_names(host: str, is_ours: bool) -> None:
     config = CoordinatorConfig(http="bound.example:51051", security=SecurityConfig(hosts=("added.example",)))
     assert is_own(host, own_names(config)) is is_ours
+
+
+class _NoProtocol(asyncio.Protocol):
+    def __init__(self, **_arguments: object) -> None:
+        raise AssertionError("no connection is given to another protocol")
+
+
+async def _answers(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_an_upgrade_to_a_web_socket_is_answered_like_any_request(caplog: pytest.LogCaptureFixture) -> None:
+    async def play() -> bytes:
+        server = module.make_server(_answers, SecurityConfig())  # type: ignore[arg-type]  # any application works
+        server.config.ws_protocol_class = _NoProtocol  # as if a library for web sockets were installed
+        listening = socket.create_server(("127.0.0.1", 0))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+        status = await reader.readline()
+        writer.close()
+        server.should_exit = True
+        await serving
+        return status
+
+    assert asyncio.run(play()).startswith(b"HTTP/1.1 200")
+    assert caplog.messages == []
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+async def _read_body(_scope: Scope, receive: Receive, _send: Send) -> None:
+    while (await receive()).get("more_body"):
+        pass
+
+
+async def _never_sent(_message: Message) -> None:
+    raise AssertionError("the app sends nothing")
+
+
+def _body_through_the_limit(pieces: list[bytes], *, ends: bool, within_s: float = 60.0) -> int | None:
+    """Return the status with which a body is refused; None if it is read to its end."""
+    left = list(pieces)
+
+    async def receive() -> Message:
+        if not left:
+            await asyncio.Event().wait()  # a client that sends nothing more
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left) or not ends}
+
+    try:
+        asyncio.run(BodyLimit(_read_body, within_s=within_s)({"type": "http"}, receive, _never_sent))
+    except HTTPException as refused:
+        return refused.status_code
+    return None
+
+
+def test_a_body_is_bounded_in_size_and_time() -> None:
+    half = b"x" * (MAX_BODY_BYTES // 2)
+
+    assert _body_through_the_limit([half, half], ends=True) is None
+    assert _body_through_the_limit([half, half, b"x"], ends=False) == 413
+    assert _body_through_the_limit([half], ends=False, within_s=0.01) == 408

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from strata.clock import ManualClock
 from strata.coordinator.state.server_figures import ServerFigures
-from strata.launch.record.display import LiveDisplay, PlainDisplay, SilentDisplay, display_for
+from strata.launch.record.display import LiveDisplay, LoggingDisplay, PlainDisplay, SilentDisplay, display_for
 from strata.launch.record.timeline import RunEvent
 from strata.launch.record.view import (
     MAX_WORKERS_SHOWN,
@@ -476,3 +476,19 @@ def test_lines_of_a_server_start_with_its_number() -> None:
     display.write(1, ["step 1"])
     display.close()
     assert output.getvalue() == "[server 0] restored\n[1] step 1\n"
+
+
+def test_a_failure_that_a_run_survives_is_logged_and_one_that_ends_it_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    display = LoggingDisplay(io.StringIO(), "job")
+    for what, text in (
+        ("started", "attempt 0 with 2 workers"),
+        ("failed", "rank 1: killed by SIGKILL"),
+        ("started", "attempt 1 with 2 workers"),
+        ("failed", "rank 0: ValueError: no"),
+        ("ending", "1 failure"),
+    ):
+        display.print_event(event(what, text))
+
+    assert caplog.messages == ["run job: rank 1: killed by SIGKILL; started: attempt 1 with 2 workers"]

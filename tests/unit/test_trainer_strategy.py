@@ -48,7 +48,7 @@ def test_settings_are_frozen_and_survive_a_pickle(settings: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("settings", "field", "cure"),
     [
-        ({"algorithm": "tree"}, "algorithm", "use 'ring', 'group', '2d', 'auto'"),
+        ({"algorithm": "tree"}, "algorithm", "use 'memory', 'ring', 'group', '2d', 'auto'"),
         ({"compression": "fp8"}, "compression", "use 'fp16', 'bf16', 'powersgd', None"),
         ({"group_size": 4}, "group_size", "set algorithm to 'group' or '2d', or leave group_size out"),
         ({"algorithm": "2d", "group_size": 1}, "group_size", "not a whole number of 2 or more"),

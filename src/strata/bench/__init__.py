@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoint": "strata.bench.checkpoint",
     "coordinator": "strata.bench.coordinator",
+    "dashboard": "strata.bench.dashboard",
     "data": "strata.bench.data",
     "models": "strata.bench.models",
     "overhead": "strata.bench.overhead",

@@ -60,8 +60,8 @@ class Contender:
 
     name: str
     module: str
-    venv: Literal["ours", "peers"] = "ours"
-    """The virtual environment that runs it. A contender in `peers` cannot import strata."""
+    venv: Literal["ours", "peers", "peers-dashboard"] = "ours"
+    """The virtual environment that runs it. A contender in that of peers cannot import strata."""
     timeout_s: float = PROCESS_TIMEOUT_S
     usual_s: float = USUAL_S
     """Usual duration of a round, for the estimate printed at the start."""

@@ -33,9 +33,6 @@ from strata.bench.processes import ended_by_signals, killed_with_descendants
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-PEERS_VENV_VARIABLE = "STRATA_PEERS_VENV"
-PEERS_VENV = ".venv-peers"
-
 ROUND_VARIABLE = "STRATA_BENCH_ROUND"
 """Holds the number of the round, from 0: the seed of contenders whose figures depend on random numbers."""
 
@@ -55,7 +52,6 @@ def run_benchmark(
 ) -> Outcome:
     """Run every contender in every round, interleaved; call `on_start` before each process."""
     known = frozenset(figure.key for figure in benchmark.figures)
-    peers_python = find_peers_python()
     samples: list[Sample] = []
     absent: dict[str, Absent] = {}
     failures: dict[str, list[Failure]] = {contender.name: [] for contender in benchmark.contenders}
@@ -68,7 +64,6 @@ def run_benchmark(
             answer = _run_once(
                 contender,
                 number,
-                peers_python=peers_python,
                 quick=quick,
                 known=known,
                 environment={**benchmark.environment, ROUND_VARIABLE: str(number)},
@@ -108,11 +103,16 @@ def run_with_progress(benchmark: Benchmark, *, rounds: int | None = None, quick:
         return run_benchmark(benchmark, rounds=rounds, quick=quick, on_start=on_start)
 
 
-def find_peers_python() -> Path | None:
-    """Return the interpreter of the peers' environment: from the variable, the checkout or the current directory."""
-    named = os.environ.get(PEERS_VENV_VARIABLE)
+def venv_variable(venv: str) -> str:
+    """Return the name of the variable for an environment of peers, such as STRATA_PEERS_VENV."""
+    return f"STRATA_{venv.upper().replace('-', '_')}_VENV"
+
+
+def find_peers_python(venv: str = "peers") -> Path | None:
+    """Return the interpreter of an environment of peers: from its variable, the checkout or the current directory."""
+    named = os.environ.get(venv_variable(venv))
     checkout = Path(__file__).resolve().parents[3]
-    venvs = [Path(named)] if named else [checkout / PEERS_VENV, Path.cwd() / PEERS_VENV]
+    venvs = [Path(named)] if named else [checkout / f".venv-{venv}", Path.cwd() / f".venv-{venv}"]
     return next((venv / "bin" / "python" for venv in venvs if (venv / "bin" / "python").exists()), None)
 
 
@@ -120,14 +120,14 @@ def _run_once(
     contender: Contender,
     number: int,
     *,
-    peers_python: Path | None,
     quick: bool,
     known: frozenset[str],
     environment: Mapping[str, str],
 ) -> Sample | Absent | Failure:
-    if contender.venv == "peers" and peers_python is None:
+    interpreter = Path(sys.executable) if contender.venv == "ours" else find_peers_python(contender.venv)
+    if interpreter is None:
         return Absent(contender.name, "the peers' environment does not exist; run `make bench-setup`")
-    command = [*_command(contender, peers_python), *(["--quick"] if quick else [])]
+    command = [*_command(contender, interpreter), *(["--quick"] if quick else [])]
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         # Files instead of pipes: a surviving grandchild can neither block this process nor fill its memory.
         code = _wait(command, stdout, stderr, timeout_s=contender.timeout_s, environment=environment)
@@ -146,14 +146,14 @@ def _run_once(
         return Failure(contender.name, number, reason, last_lines, is_lost=code is None)
 
 
-def _command(contender: Contender, peers_python: Path | None) -> list[str]:
+def _command(contender: Contender, interpreter: Path) -> list[str]:
     if contender.venv == "ours":
-        return [sys.executable, "-m", contender.module]
-    # The peers' environment has no strata: it runs the file, and -P keeps this directory off its import path.
+        return [str(interpreter), "-m", contender.module]
+    # The peers' environments have no strata: they run the file, and -P keeps this directory off its import path.
     spec = importlib.util.find_spec(contender.module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"module {contender.module} of contender {contender.name!r} does not exist")
-    return [str(peers_python), "-P", spec.origin]
+    return [str(interpreter), "-P", spec.origin]
 
 
 def _wait(

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strata.errors import StrataError
 from strata.transport.certificates import write_set
@@ -44,14 +44,14 @@ def pin_off_server() -> None:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], *, on_server_core: bool = True, stdout: int = subprocess.PIPE
+    command: Sequence[str], *, on_server_core: bool | None = True, stdout: int = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a process for the duration of the block."""
+    """Run a process for the duration of the block: on the server's core, on the others, or on all (None)."""
 
     def choose_cores() -> None:
         if on_server_core:
             pin(SERVER_CORE)
-        else:
+        elif on_server_core is not None:
             pin_off_server()
 
     process = subprocess.Popen(
@@ -74,22 +74,47 @@ def running(
 
 
 @contextlib.contextmanager
-def serving(arguments: Sequence[str], *, on_server_core: bool = True) -> Iterator[tuple[str, int]]:
-    """Run a Python server that prints `{"grpc": ADDRESS}` when it is ready; yield its address and pid."""
+def announced(
+    arguments: Sequence[str], *, on_server_core: bool | None = True
+) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
+    """Run a Python server that prints a JSON object with its addresses when it is ready; yield it and the process."""
     with running([sys.executable, *arguments], on_server_core=on_server_core) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise StrataError(f"the server {' '.join(arguments)} exited with code {process.wait()} during startup")
-        yield json.loads(line)["grpc"], process.pid
+        yield json.loads(line), process
+
+
+@contextlib.contextmanager
+def serving(arguments: Sequence[str], *, on_server_core: bool = True) -> Iterator[tuple[str, int]]:
+    """Run a Python server that prints `{"grpc": ADDRESS}` when it is ready; yield its address and pid."""
+    with announced(arguments, on_server_core=on_server_core) as (addresses, process):
+        yield addresses["grpc"], process.pid
 
 
 @contextlib.contextmanager
 def coordinator(directory: Path, *flags: str) -> Iterator[tuple[str, int]]:
     """Run a coordinator with its journal in a directory; yield its address and pid."""
-    arguments = ["-m", "strata.cli", "coordinator", "--listen", f"{HOST}:0", "--http", "off", "--json"]
-    with serving([*arguments, "--state", str(directory / "state.db"), *flags]) as served:
+    with serving([*_coordinator(directory), "--http", "off", *flags]) as served:
         yield served
+
+
+@contextlib.contextmanager
+def coordinator_with_page(directory: Path, *, on_server_core: bool | None = True) -> Iterator[tuple[str, str, int]]:
+    """Run a coordinator with its dashboard; yield its address, its URL and its pid."""
+    arguments = [*_coordinator(directory), "--http", f"{HOST}:0"]
+    with announced(arguments, on_server_core=on_server_core) as (addresses, process):
+        yield addresses["grpc"], addresses["http"], process.pid
+
+
+def journal_in(directory: Path) -> Path:
+    return directory / "state.db"
+
+
+def _coordinator(directory: Path) -> list[str]:
+    state = str(journal_in(directory))
+    return ["-m", "strata.cli", "coordinator", "--listen", f"{HOST}:0", "--json", "--state", state]
 
 
 def secured(directory: Path) -> tuple[list[str], ClientSecurity]:

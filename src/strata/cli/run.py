@@ -390,11 +390,15 @@ def script_path(text: str, command: str = "run") -> str:
     """Return the absolute path, because `strata resume` may run in another directory.
 
     Raises:
-        ConfigError: The file does not exist.
+        ConfigError: It is not a file.
     """
     from strata.errors import ConfigError  # noqa: PLC0415
 
     path = Path(text).absolute()
+    if path.is_dir():
+        raise ConfigError(
+            f"{text} is a directory; name the script in it, such as {Path(text) / 'train.py'}", field="script"
+        )
     if not path.is_file():
         raise ConfigError(
             f"file {text} does not exist; to run a module, use strata {command} -m {text}", field="script"

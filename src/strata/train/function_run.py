@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import os
 import shutil
 import signal
 import sys
@@ -181,13 +182,16 @@ def _imports_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def _carry_out(directory: RunDirectory, logs: Which, page: RunPage | None) -> Finish:
     """Run the agent; in another thread if this one already has an event loop, as in a notebook."""
-    from strata.launch.record.display import display_for  # noqa: PLC0415
+    from strata.launch.record.display import LoggingDisplay, display_for  # noqa: PLC0415
     from strata.launch.run import run  # noqa: PLC0415 - heavy
 
     is_watched = sys.stderr is not None and sys.stderr.isatty()
 
     def work() -> Finish:
-        display = display_for(sys.stderr, SystemClock(), quiet=not is_watched)
+        if is_watched:
+            display = display_for(sys.stderr, SystemClock())
+        else:
+            display = LoggingDisplay(sys.stdout or Path(os.devnull).open("w"), directory.name)  # noqa: SIM115
         try:
             return run(directory, display, logs=logs, page=page)
         finally:

@@ -171,6 +171,8 @@ def _describe_value(value: Any) -> str:
         return f"{{{describe(value)}}}"
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, list) and value:
+        return f"a list of {len(value)} {type(value[0]).__name__}"
     return type(value).__name__
 
 

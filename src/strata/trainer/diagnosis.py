@@ -1,11 +1,12 @@
 """Explains errors of a user's objects: which inputs a module received, which id is outside which table, which batch is
-too small for a BatchNorm, and which argument cannot be sent to workers.
+too small for a BatchNorm, what is wrong with a loss, and which argument cannot be sent to workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from strata.errors import InvalidArgument, StrataError
 from strata.train.function import why_not_picklable
 from strata.trainer.binding import describe
+from strata.trainer.objective import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from strata.trainer.config import FitConfig
     from strata.trainer.trainer import Trainer
 
-OF_MODULES = (IndexError, RuntimeError, TypeError, ValueError)
-"""What a module raises if it does not fit the data."""
+OF_MODULES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a module or a loss raises if it does not fit the data."""
 _ONE_VALUE = "Expected more than 1 value per channel"
 """What torch's BatchNorm raises for a single row."""
 
@@ -49,13 +51,68 @@ def explain(error: BaseException, module: nn.Module, batch: Batch, *, is_first: 
     outside = _id_outside_its_table(module, batch) if isinstance(error, IndexError | RuntimeError) else ""
     if outside:
         raise InvalidArgument(outside, field="data") from error
-    if is_first:
+    if not is_first:
+        return
+    what = f"{type(error).__name__}: {str(error).rstrip('.')}"
+    if (values := _values_of_loss(error)) is not None:
         raise InvalidArgument(
-            f"the module does not fit the data: {type(error).__name__}: {error}. "
-            f"forward{inspect.signature(module.forward)} received {describe(batch.kwargs or batch.args)}; the target "
-            f"is {describe(batch.target)}. Choose the columns with inputs=[…], or change the module",
-            field="module",
+            f"the loss does not fit: {what}. It received the predictions {describe([values[0]])} and the target "
+            f"{describe([values[1]])}. Change loss=, the label, or what the module returns",
+            field="loss",
         ) from error
+    raise InvalidArgument(
+        f"the module does not fit the data: {what}. forward{inspect.signature(module.forward)} received "
+        f"{describe(batch.kwargs or batch.args)}; the target is {describe([batch.target])}. Choose the columns with "
+        "inputs=[…], or change the module",
+        field="module",
+    ) from error
+
+
+def _values_of_loss(error: BaseException) -> tuple[Any, Any] | None:
+    """Return the predictions and the target if the loss raised the error, not the module."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is Objective.forward.__code__:
+            return frame.f_locals["output"], frame.f_locals["target"]
+    return None
+
+
+def check_loss(loss: Any, *, is_own_step: bool) -> None:
+    """Check that a loss is one number with a gradient.
+
+    Raises:
+        InvalidArgument: It is not.
+    """
+    what = "training_step returned" if is_own_step else "the loss is"
+    if not isinstance(loss, torch.Tensor):
+        raise InvalidArgument(
+            f"{what} {loss!r}, a {type(loss).__name__}; it must be a tensor that was computed from the predictions, "
+            "without .item()",
+            field="loss",
+        )
+    if loss.numel() != 1:
+        raise InvalidArgument(
+            f"{what} {describe([loss])}, but training needs one number; take the mean over the rows: loss.mean()",
+            field="loss",
+        )
+    if not loss.requires_grad:
+        raise InvalidArgument(
+            f"{what} a number without a gradient, so nothing can be learned; compute it from the predictions with "
+            "functions of torch, without .detach(), argmax or torch.no_grad()",
+            field="loss",
+        )
+
+
+def not_finite_values(batch: Batch) -> str:
+    """Return how many values of a batch are NaN or infinite, in the first of its tensors that has some; or nothing."""
+    named = {"the target": batch.target, **{f"the input {name!r}": each for name, each in batch.kwargs.items()}}
+    named |= {f"input {nth}": each for nth, each in enumerate(batch.args)} | {"the weights": batch.weight}
+    for name, value in named.items():
+        found = value if isinstance(value, dict) else {"": value}
+        for part, tensor in found.items():
+            if isinstance(tensor, torch.Tensor) and (num := num_not_finite(tensor)):
+                where = f"{part!r} of {name}" if part else name
+                return f"{where} has {num} values of {tensor.numel()} in this batch that are NaN or infinite"
+    return ""
 
 
 @contextlib.contextmanager
@@ -129,6 +186,20 @@ def _id_outside_its_table(module: nn.Module, batch: Batch) -> str:
         for handle in handles:
             handle.remove()
     return found[0] if found else ""
+
+
+def num_not_finite(tensor: torch.Tensor) -> int:
+    """Return how many elements are NaN or infinite."""
+    return tensor.numel() - int(torch.isfinite(tensor).sum())
+
+
+def plain_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters that training changes and that this process holds whole."""
+    return {
+        name: each.data
+        for name, each in module.named_parameters()
+        if each.requires_grad and not each.is_meta and type(each.data) is torch.Tensor
+    }
 
 
 def explain_unpicklable(trainer: Trainer, config: FitConfig) -> InvalidArgument:

@@ -13,11 +13,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from strata.errors import StrataError
+from strata.errors import InvalidArgument, StrataError
 from strata.lifecycle import interrupted
 from strata.trainer import serving
 from strata.trainer.callbacks import StepInfo
-from strata.trainer.diagnosis import OF_MODULES, explain
+from strata.trainer.diagnosis import OF_MODULES, check_loss, explain, not_finite_values, num_not_finite, plain_weights
 from strata.trainer.evaluation import summed
 from strata.trainer.stream import Pauses
 
@@ -52,12 +52,18 @@ class Loop:
         self._last_loss = math.nan
         self._lost_before = 0
         """Lost updates that the restored checkpoint counts."""
+        self._finite: dict[str, torch.Tensor] = {}
+        """Weights that were finite when training began; none if every gradient is checked."""
         self.seconds = {"train_s": 0.0, "valid_s": 0.0}
         self.first_step_s: float | None = None
         self.state: dict[str, Any] = {"module": parts.module, "optimizer": parts.optimizer, "trainer": self}
 
     def run(self) -> None:
         history = self.parts.history
+        if self.parts.settings.on_nan == "raise":
+            self._finite = {
+                name: each for name, each in plain_weights(self.parts.module).items() if not num_not_finite(each)
+            }
         for epoch in self._epochs():
             if history.num_epochs <= epoch and not history.stop_reason:  # otherwise restored from the epoch's end
                 began_s = time.perf_counter()
@@ -66,6 +72,8 @@ class Loop:
                     self.step(batches)
                     if self.is_cut or history.stop_reason:
                         break
+                if not self.ctx.step and not self.parts.config.is_stream:
+                    raise InvalidArgument(self.parts.why_no_batch(), field="data")
                 seconds = time.perf_counter() - began_s
                 if self.ctx.may_lose_ranks:
                     self.parts.bound.settle()
@@ -124,6 +132,7 @@ class Loop:
                 except OF_MODULES as error:
                     explain(error, parts.module, batch, is_first=is_first)
                     raise
+                check_loss(loss, is_own_step=parts.trainer.has_own_step)
                 self._note(loss, batch)
                 parts.scaler.scale(loss if weight == 1.0 else loss * weight).backward()
         self.update()
@@ -172,7 +181,7 @@ class Loop:
         parts, ctx = self.parts, self.ctx
         loss_sum, num_rows = summed([self._loss_sum, float(self._num_rows)])
         row: dict[str, float] = {"epoch": float(epoch), "step": float(ctx.step), "loss": loss_sum / max(num_rows, 1.0)}
-        if not num_rows and parts.config.is_stream:  # no row of the new files passes the filter
+        if not num_rows:  # no row of a stream's new files passes the filter, or `on_nan` left all steps out
             row["loss"] = math.nan
         if parts.valid is not None:
             began_s = time.perf_counter()
@@ -199,10 +208,15 @@ class Loop:
         if not math.isfinite(value):
             if self.parts.settings.on_nan != "raise":
                 return  # the step is left out, also of the reported loss
+            cause = not_finite_values(batch)
+            cure = (
+                f"{cause}: fill such values, or leave their rows out"
+                if cause
+                else "its batch has only finite values: lower the learning rate, or clip gradients with clip_norm=1.0"
+            )
             raise NotFinite(
-                f"the loss is {value} at step {self.ctx.step + 1} on rank {self.ctx.rank}; lower the learning rate, "
-                "clip gradients with clip_norm=1.0, check the inputs for NaN, or leave out such steps with "
-                "on_nan='skip'. Checkpoints contain only earlier steps"
+                f"the loss is {value} at step {self.ctx.step + 1} on rank {self.ctx.rank}; {cure}; on_nan='skip' "
+                "leaves out such steps. Checkpoints contain only earlier steps"
             )
         self._loss_sum += value * (1 if self.parts.is_loss_sum else batch.num_rows)
         self._num_rows += batch.num_rows
@@ -225,6 +239,19 @@ class Loop:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint.
+
+        Raises:
+            NotFinite: A gradient that was not finite has changed the weights, while the loss was finite.
+        """
+        broken = next((name for name, each in self._finite.items() if num_not_finite(each)), None)
+        if broken is not None:
+            raise NotFinite(
+                f"the weights {broken!r} are NaN or infinite at step {self.ctx.step} on rank {self.ctx.rank}: a "
+                "gradient was not finite, although the loss was; check the inputs for infinite values, lower the "
+                "learning rate, clip gradients with clip_norm=1.0, or leave out such steps with on_nan='skip'. "
+                "Checkpoints contain only earlier steps"
+            )
         own = {"loss_sum": self._loss_sum, "num_rows": self._num_rows, "lost_updates": self.lost_updates}
         return {**own, "rank": self.ctx.rank, **self.parts.state_dict()}
 

@@ -89,6 +89,17 @@ class Parts:
         for first in raw:
             yield self._group(first, raw, clock)
 
+    def why_no_batch(self) -> str:
+        """Explain why a pass over the data had no batch."""
+        if self._steps is None or not self._steps.num_rows:
+            return "the data delivered no batch, so nothing was trained; check what the loader returns"
+        workers = f" on {self._world_size} workers" if self._world_size > 1 else ""
+        return (
+            f"{self._steps.num_rows} rows do not fill a batch of batch_size={self._steps.batch_size}{workers}, and "
+            f"incomplete batches are left out, so nothing was trained; choose a smaller batch_size, or remove "
+            f"{sources.how_to_drop(self.config.train)}"
+        )
+
     def _group(self, current: Any, raw: Iterator[Any], clock: _RowClock) -> Iterator[tuple[Batch, float, bool]]:
         most = self.settings.accumulate
         group_rows = clock.group_rows(most)

@@ -39,10 +39,16 @@ MAX_LANES = 8
 
 _OWN_OPTIONS = ("batch_size", "shuffle", "shuffle_seed")
 """Options of loaders that the Trainer sets."""
+_OF_METHODS = (
+    *("label", "valid", "epochs", "batch_size", "inputs", "weight", "shuffle", "max_steps", "early_stopping"),
+    *("monitor", "restore_best", "resume", "every", "stream", "idle_timeout_s"),
+)
+"""Arguments of `fit`, which a misspelt option may mean; other methods take some of them."""
 _WHICH_ROWS = ("filters", "tail", "drop_last")
 """Options that leave rows out of the training, and not out of an evaluation."""
 _OF_LISTINGS = ("format", "filesystem", "storage_options")
 """Options that decide which files a directory has."""
+_TABLES = ("DataFrame", "RecordBatch", "Table")
 _ADVICE = "a path or URL, a map-style Dataset, a loader with a state, a pandas or Arrow table, or tensors"
 
 
@@ -108,6 +114,11 @@ def resolve(data: Any, *, has_features: bool, scratch: Path) -> Any:
         data = (data,)
     if _is_table(data) or (has_features and isinstance(data, dict)):
         return _write_table(data, scratch)
+    if _of_table_packages(data):
+        raise InvalidArgument(
+            f"a {type(data).__name__} is not a table; pass a DataFrame or an Arrow table that also has the label",
+            field="data",
+        )
     if isinstance(data, dict) or (isinstance(data, list | tuple) and all(map(_is_array, data)) and data):
         return ArrayRows(data)
     if is_map_style(data):
@@ -197,11 +208,11 @@ def check_options(source: Any, options: Mapping[str, Any]) -> None:
     known = known_options(source)
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            takes = f"It takes {', '.join(known)}" if known else "A loader has its own options: set them there"
+            close = difflib.get_close_matches(name, [*_OF_METHODS, *known], n=1)
+            hint = f"did you mean {close[0]}=? " if close else ""
+            takes = f"The loader takes {', '.join(known)}" if known else "A loader has its own options: set them there"
             raise InvalidArgument(
-                f"{name}= is neither an argument of this method nor of the loader for this data{hint}. {takes}",
+                f"{name}= is neither an argument of this method nor of the loader for this data; {hint}{takes}",
                 field=name,
             )
 
@@ -404,7 +415,13 @@ def _is_array(value: Any) -> bool:
 
 def _is_table(data: Any) -> bool:
     """Return whether it is a table of Arrow, pandas or Polars, without importing any of them."""
-    return type(data).__module__.split(".")[0] in ("pyarrow", "pandas", "polars")
+    return any(each.__name__ in _TABLES for each in _of_table_packages(data))
+
+
+def _of_table_packages(data: Any) -> list[type]:
+    """Return the classes of Arrow, pandas and Polars that an object is an instance of."""
+    packages = ("pyarrow", "pandas", "polars")
+    return [each for each in type(data).__mro__ if each.__module__.split(".")[0] in packages]
 
 
 def _tensor(value: Any, name: Any) -> torch.Tensor:

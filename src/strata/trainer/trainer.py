@@ -138,6 +138,7 @@ class Trainer:
             scheduler_every: Whether the scheduler advances every "epoch" or every "step".
             class_weights: Weights of the loss by class, such as {0: 1.0, 1: 4.0}.
             on_nan: What to do if the loss or a gradient is not finite: "raise", "skip" the step, or "stop" training.
+                "raise" checks the loss of every step, and the weights before they are saved.
             seed: Determines the order of rows and the random numbers of training.
             deterministic: Use deterministic algorithms only.
             log_every: Steps between two reports of the loss.

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from strata.bench.contenders.servers_job import (
     ALLOCATORS,
@@ -38,6 +37,7 @@ from strata.bench.contenders.servers_job import (
     require_memory,
     run_ranks,
 )
+from strata.identity import Identity
 from strata.servers.client import ServersClient
 from strata.servers.link import AskedRows
 from strata.servers.server import Server
@@ -45,7 +45,7 @@ from strata.servers.state import Fence, ServerState
 from strata.servers.table.optimizers import RowWiseAdagrad
 from strata.servers.table.snapshot import Saved
 from strata.servers.table.table import Table, TableSpec
-from strata.trainer.strategy import tables
+from strata.trainer.strategy import AllReduce, tables
 from strata.trainer.strategy.base import Upcoming
 from strata.trainer.strategy.lookup import StepRows
 from strata.transport.tokens import Guard
@@ -165,8 +165,11 @@ class Worker:
         rows = StepRows(self._source)
         plain = Network(nn.Embedding(size.rows, WIDTH, device="meta"), units)
         tables.replace(plain, tables.find(plain, ["embedding"]), rows)
-        # As in the Trainer; the ranks have the same seed.
-        network = DistributedDataParallel(plain, init_sync=False, gradient_as_bucket_view=True)
+        rank = Identity(
+            rank=self._rank.number, world_size=NUM_RANKS, local_rank=self._rank.number, local_world_size=NUM_RANKS
+        )
+        bound = AllReduce().bind(plain, rank)  # as in the Trainer
+        network = bound.module
         optimizer = torch.optim.Adagrad(network.parameters(), lr=LR)
 
         def step(number: int) -> None:
@@ -178,7 +181,10 @@ class Worker:
             self._pushed = self._client.push(self._source.clock, rows.take_gradients())
             optimizer.step()
 
-        return measure(size, step, self._finish, servers=[pid])
+        try:
+            return measure(size, step, self._finish, servers=[pid])
+        finally:
+            bound.close()
 
     def _finish(self) -> None:
         if self._pushed is not None:

@@ -14,6 +14,7 @@ same bytes would be two different checkpoints with one valid hash.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 4_096
 CHUNK_BYTES = 16 << 20
+MAX_DIMENSIONS = 256
+"""numpy has at most 64, and most operations of torch as well."""
+MAX_TENSOR_BYTES = 1 << 63
+"""A larger size cannot be real, and products of larger numbers would take long."""
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
 _METADATA = "__metadata__"
@@ -121,7 +126,7 @@ def read_header(data: bytes, *, file: str, size_bytes: int) -> tuple[dict[str, s
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         metadata = msgspec.json.decode(raw.pop(_METADATA, b"{}"), type=dict[str, str])
         entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointInvalid(f"{file}: the header is not a safetensors header ({error})") from None
     written = msgspec.json.encode({_METADATA: metadata, **entries})
     check_duplicate_keys(text.rstrip(b" "), written=written, file=f"{file}, header")
@@ -133,7 +138,7 @@ def read_header(data: bytes, *, file: str, size_bytes: int) -> tuple[dict[str, s
         if entry.data_offsets[0] != expected:
             what = "overlaps the previous tensor" if entry.data_offsets[0] < expected else "leaves a gap before it"
             raise CheckpointInvalid(
-                f"{file}: tensor {name!r} {what} (starts at {entry.data_offsets[0]}, expected {expected})"
+                f"{file}: tensor {name[:200]!r} {what} (starts at {entry.data_offsets[0]}, expected {expected})"
             )
         expected = entry.data_offsets[1]
         places.append(place)
@@ -153,18 +158,20 @@ def header_length(data: bytes, *, file: str, size_bytes: int) -> int:
 
 
 def _place(name: str, entry: _Entry, begin: int, file: str) -> Place:
+    what = f"{file}: tensor {name[:200]!r}"
     dtype = BY_NAME.get(entry.dtype)
     if dtype is None:
-        raise CheckpointInvalid(f"{file}: tensor {name!r} has the unknown dtype {entry.dtype!r}")
-    num_bytes = dtype.itemsize
-    for size in entry.shape:
-        if size < 0:
-            raise CheckpointInvalid(f"{file}: tensor {name!r} has the invalid shape {entry.shape}")
-        num_bytes *= size
+        raise CheckpointInvalid(f"{what} has the unknown dtype {entry.dtype[:40]!r}")
     start, end = entry.data_offsets
-    if start < 0 or end - start != num_bytes:
+    if len(entry.shape) > MAX_DIMENSIONS:
+        raise CheckpointInvalid(f"{what} has {len(entry.shape)} dimensions, more than {MAX_DIMENSIONS}")
+    if not all(0 <= number < MAX_TENSOR_BYTES for number in (*entry.shape, start, end)):
+        raise CheckpointInvalid(f"{what} has a negative or impossibly large number in its shape or offsets")
+    num_bytes = math.prod(entry.shape) * dtype.itemsize
+    if end - start != num_bytes:
+        needed = str(num_bytes) if num_bytes < MAX_TENSOR_BYTES else "2**63 or more"
         raise CheckpointInvalid(
-            f"{file}: tensor {name!r} has {end - start} bytes, but {dtype.name} {entry.shape} needs {num_bytes}"
+            f"{what} has {end - start} bytes, but {dtype.name} {str(entry.shape)[:200]} needs {needed}"
         )
     return Place(name, dtype, entry.shape, begin + start, num_bytes)
 
@@ -184,14 +191,17 @@ def check_duplicate_keys(data: bytes, *, written: bytes, file: str) -> None:
         return
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
-        keys = [key for key, _ in pairs]
-        if len(set(keys)) != len(keys):
-            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-            raise CheckpointInvalid(f"{file}: an object has the key {twice[:200]!r} twice")
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise CheckpointInvalid(f"{file}: an object has the key {key[:200]!r} twice")
+            seen.add(key)
 
     try:
         json.loads(
             data, object_pairs_hook=unique, parse_int=len, parse_float=len
         )  # the values of numbers do not matter
+    except CheckpointInvalid:  # a ValueError, too
+        raise
     except (ValueError, RecursionError) as error:  # JSON that msgspec accepts
         raise CheckpointInvalid(f"{file} is not standard JSON: {error}") from None

@@ -336,8 +336,10 @@ def _problem_of(tensor: TensorEntry, manifest: Manifest) -> str:
     if dtype is None:
         return f"has the unknown dtype {tensor.dtype[:40]!r}"
     shape, slices = tensor.shape, tensor.slices
+    if len(shape) > layout.MAX_DIMENSIONS:
+        return f"has {len(shape)} dimensions, more than {layout.MAX_DIMENSIONS}"
     if shape and min(shape) < 0:
-        return f"has the invalid shape {shape}"
+        return f"has the invalid shape {str(shape)[:200]}"
     if (
         math.prod(filter(None, shape)) * dtype.itemsize >= MAX_TENSOR_BYTES
     ):  # an empty tensor may claim any other dimension

@@ -18,7 +18,7 @@ from strata._version import __version__
 from strata.coordinator.http import exposition, views
 from strata.coordinator.http import models as m
 from strata.coordinator.http.access import make_doors
-from strata.coordinator.http.checks import HostCheck, RateLimit, own_names
+from strata.coordinator.http.checks import BodyLimit, HostCheck, RateLimit, own_names
 from strata.coordinator.http.problems import PROBLEMS, add_handlers, refuse_host
 from strata.coordinator.state.checkpoints import Attempt
 from strata.coordinator.state.events import CheckpointKind  # noqa: TC001 - evaluated at run time
@@ -80,6 +80,7 @@ def make_app(engine: Engine, hub: SessionHub, guard: Guard, extensions: Sequence
     app.include_router(doors.guarded)
     app.include_router(doors.open)
     add_handlers(app)
+    app.add_middleware(BodyLimit)
     if guard.is_open:
         app.add_middleware(HostCheck, names=own_names(engine.config), refuse=refuse_host)
     return app

@@ -144,6 +144,10 @@ class GuardedProtocol(H11Protocol):
         if self._is_serving:
             self._registry.mark_busy(self)
 
+    def _should_upgrade(self) -> bool:
+        """Ignore upgrades: a connection that uvicorn gives to another protocol would count as open forever."""
+        return False
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._is_counted and not self._is_serving:
@@ -194,6 +198,7 @@ def make_server(app: FastAPI, security: SecurityConfig, *, is_private: bool = Fa
         app,
         log_level="warning",
         access_log=False,
+        ws="none",
         http=partial(GuardedProtocol, Connections(), is_private=is_private),  # type: ignore[arg-type]  # any factory works
         ssl_certfile=security.certificate or None,
         ssl_keyfile=security.key or None,

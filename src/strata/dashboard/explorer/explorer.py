@@ -343,6 +343,8 @@ class Explorer:
             raise InvalidArgument(
                 f"tensor {tensor.name[:200]!r} has NaN or infinite elements, so it has no singular values", field="name"
             )
+        if not whole.size:  # its dimensions may be larger than those of an array
+            return matrix.Spectrum((), None, None, None)
         budget.check()
         return matrix.spectrum_of(whole.reshape(num_rows, num_columns))
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 GROUP_ELEMENTS = 1 << 18
 """Elements that are widened to float64 at a time."""
+MAX_COLUMNS = (1 << 63) - 1
+"""Only a tensor without elements can claim more."""
 MAX_LISTED = 100
 """Indices of dead rows and of rows with NaN that are listed."""
 
@@ -27,7 +29,7 @@ def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the numbers of rows and columns; a vector is one row, a scalar one element."""
     if len(shape) < 2:
         return 1, math.prod(shape)
-    return shape[0], math.prod(shape[1:])
+    return shape[0], min(math.prod(shape[1:]), MAX_COLUMNS)
 
 
 def as_rows(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -38,7 +40,7 @@ def as_rows(shape: tuple[int, ...]) -> tuple[int, int]:
 def block_edges(size: int, num_blocks: int) -> Array:
     """Cut `size` items into at most `num_blocks` blocks that are as equal as possible."""
     num_blocks = max(min(size, num_blocks), 1)
-    return np.arange(num_blocks + 1, dtype=np.int64) * size // num_blocks
+    return np.fromiter((number * size // num_blocks for number in range(num_blocks + 1)), np.int64)
 
 
 def _blocks(start: int, numbers: Array, num_columns: int) -> Iterator[tuple[int, int, Array]]:

@@ -18,7 +18,7 @@ from strata._version import __version__
 from strata.clock import SystemClock
 from strata.coordinator.config import CoordinatorConfig, Limits, SecurityConfig
 from strata.coordinator.http.access import make_doors
-from strata.coordinator.http.checks import HostCheck, RateLimit, own_names
+from strata.coordinator.http.checks import BodyLimit, HostCheck, RateLimit, own_names
 from strata.coordinator.http.problems import PROBLEMS, add_handlers, refuse_host
 from strata.coordinator.http.server import make_server
 from strata.coordinator.serve.listener import require_safe, serve_until_shutdown
@@ -97,6 +97,7 @@ def make_explorer_app(
     app.router.default = Pages(read_files(static), doors, app.router.default)
     add_handlers(app)
     app.add_middleware(ApiHeaders)
+    app.add_middleware(BodyLimit)
     if guard.is_open:
         app.add_middleware(HostCheck, names=names, refuse=refuse_host)
     return app

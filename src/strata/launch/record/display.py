@@ -6,6 +6,7 @@ terminal, and continues later on a stopped one.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from rich.text import Text
 
 from strata.launch.record.screen import Lines, Output, Screen, can_draw, omitted, rank_style
-from strata.launch.record.timeline import hours, in_words
+from strata.launch.record.timeline import hours, in_words, text_of
 from strata.launch.record.view import progress, render
 from strata.printing import log_line
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from strata.clock import Clock
     from strata.launch.record.timeline import RunEvent
     from strata.launch.record.view import RunView
+
+log = logging.getLogger(__name__)
 
 PROGRESS_S = 10.0
 """Interval between two progress lines, where nothing can be redrawn."""
@@ -87,6 +90,23 @@ class SilentDisplay:
 
     def close(self) -> None:
         self._output.close()
+
+
+class LoggingDisplay(SilentDisplay):
+    """Show only the output of workers, and log a warning for each failure that a run survives."""
+
+    def __init__(self, output: TextIO, name: str) -> None:
+        super().__init__(output)
+        self._name = name
+        self._failure = ""
+        """The failure that no restart has followed yet. The last one is raised, and is not logged."""
+
+    def print_event(self, event: RunEvent) -> None:
+        if event.what == "failed":
+            self._failure = text_of(event)
+        elif event.what in ("started", "restarted") and self._failure:
+            log.warning("run %s: %s; %s: %s", self._name, self._failure, event.what, text_of(event))
+            self._failure = ""
 
 
 class LiveDisplay:

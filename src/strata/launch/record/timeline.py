@@ -127,10 +127,11 @@ def failed_rank(event: RunEvent) -> int | None:
 def in_words(event: RunEvent, since_s: float) -> str:
     """Return an event as one line; `since_s` is the wall time that it counts from."""
     what = printable(event.what.replace("_", " "), max_chars=MAX_WHAT)
-    return f"{time_in_words(event.at_s - since_s):>10}  {what}: {_text(event)}"
+    return f"{time_in_words(event.at_s - since_s):>10}  {what}: {text_of(event)}"
 
 
-def _text(event: RunEvent) -> str:
+def text_of(event: RunEvent) -> str:
+    """Return what happened as one line, without its kind and time."""
     if event.text:
         return printable(" ".join(event.text.split()), max_chars=MAX_TEXT)
     known = (("attempt", event.attempt), ("rank", event.rank), ("step", event.step))

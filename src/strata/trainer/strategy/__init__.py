@@ -1,10 +1,10 @@
 """Strategies: how the replicas of a module on all ranks learn together.
 
 `base` is the port. `all_reduce` holds the settings of data-parallel training and turns them into a `Bound`: `replicas`
-averages gradients in every step, `local_steps` weights every few steps. Below them, `reduce` sums tensors by one of
-three algorithms, `power_sgd` compresses gradients, and `lane` moves communication off the training thread. `topology`,
-`cost`, `traffic` and `table` are pure arithmetic: grids of ranks, predicted times, bytes per link; `links` measures
-what `cost` needs.
+averages gradients in every step, `local_steps` weights every few steps. Below them, `shared_memory` averages on one
+machine, `reduce` sums tensors by one of three algorithms on several, `power_sgd` compresses gradients, and `lane` moves
+communication off the training thread. `topology`, `cost`, `traffic` and `table` are pure arithmetic: grids of ranks,
+predicted times, bytes per link; `links` measures what `cost` needs.
 
 `parameter_server` holds the settings of parameter servers. `tables` finds the embeddings that move and replaces them by
 the lookups of `lookup`, `dense_table` lays out dense parameters as rows, and `served` is their `Bound`.

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strata.errors import InvalidArgument
-from strata.trainer.strategy import links, topology
-from strata.trainer.strategy.cost import RING, Choice, Decision, decide
+from strata.trainer.strategy import links, shared_memory, topology
+from strata.trainer.strategy.cost import MEMORY, RING, Choice, Decision, decide
 from strata.trainer.strategy.local_steps import LocalSteps, OuterStep
 from strata.trainer.strategy.power_sgd import PowerSGD, PowerSGDAverager
 from strata.trainer.strategy.reduce import Averager, Ring, make_algorithm
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AlgorithmName = Literal["ring", "group", "2d", "auto"]
+AlgorithmName = Literal["memory", "ring", "group", "2d", "auto"]
 CompressionName = Literal["fp16", "bf16", "powersgd"]
 _WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -37,10 +37,11 @@ _WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 class AllReduce:
     """Data-parallel training: every rank has a replica of the module, and the ranks average what they learn."""
 
-    algorithm: AlgorithmName = "ring"
-    """How sums are computed. `ring`: torch's own all-reduce. `group`: reduce within a group, all-reduce across groups,
-    broadcast within the group. `2d`: reduce-scatter in rows, all-reduce in columns, all-gather in rows. `auto`: measure
-    the links and take the one that a cost model predicts to be the fastest."""
+    algorithm: AlgorithmName | None = None
+    """How sums are computed. `memory`: in memory that all ranks share, which must be on one machine. `ring`: torch's
+    own all-reduce. `group`: reduce within a group, all-reduce across groups, broadcast within the group. `2d`:
+    reduce-scatter in rows, all-reduce in columns, all-gather in rows. `auto`: measure the links and take the one that a
+    cost model predicts to be the fastest. Default: `memory` where it is possible, `ring` otherwise."""
     group_size: int | None = None
     """Ranks of a group or row; must divide the world size. Default: the ranks of a node, or else a grid as square as
     possible."""
@@ -60,7 +61,7 @@ class AllReduce:
     """Promise that every step uses the same parameters in the same way."""
 
     def __post_init__(self) -> None:
-        _require_one_of("algorithm", self.algorithm, get_args(AlgorithmName))
+        _require_one_of("algorithm", self.algorithm, (*get_args(AlgorithmName), None))
         if self.compression is not None and not isinstance(self.compression, PowerSGD):
             _require_one_of("compression", self.compression, (*get_args(CompressionName), None))
         if self.group_size is not None and self.algorithm not in ("group", "2d"):
@@ -80,6 +81,12 @@ class AllReduce:
                 )
         if not self.bucket_mb:
             raise InvalidArgument("bucket_mb=0 leaves no room for a gradient; the default is 25", field="bucket_mb")
+        if self.algorithm == "memory" and (self.compression is not None or self.local_steps > 1):
+            raise InvalidArgument(
+                "algorithm='memory' sends nothing that compression= or local_steps= could save; leave them out, or "
+                "leave algorithm out",
+                field="algorithm",
+            )
         self._check_outer()
 
     def _check_outer(self) -> None:
@@ -125,21 +132,50 @@ class AllReduce:
         _check_process_group(ranks)
         device = next(module.parameters()).device
         places = _exchange_places(module, ranks, device)
-        decision = self._decide(module, places, ranks.rank, device)
+        neighbors = self._connect(module, places, ranks, device)
+        if neighbors is not None:
+            decision = Decision(choice=MEMORY, reason="all ranks share the memory of one machine")
+        else:
+            decision = self._decide(module, places, ranks.rank, device)
         if ranks.rank == 0:
             log.info("all-reduce by %s: %s", decision.choice, decision.reason)
         if self.local_steps > 1:
             return self._bind_local(module, decision, self._make_averager(decision.choice, ranks))
-        is_ddp_itself = decision.choice == RING and self.compression is None
+        is_ddp_itself = decision.choice in (MEMORY, RING) and self.compression is None
         averager = None if is_ddp_itself else self._make_bucket_averager(module, decision.choice, ranks)
         return DataParallel(
             module,
             decision,
             averager,
+            neighbors=neighbors,
             bucket_mb=self.bucket_mb,
             find_unused_parameters=self.find_unused_parameters,
             static_graph=self.static_graph,
         )
+
+    def _connect(
+        self, module: nn.Module, places: Topology, ranks: Ranks, device: torch.device
+    ) -> shared_memory.Neighbors | None:
+        """Connect ranks that will average gradients in shared memory; None on all ranks if they will not. Collective.
+
+        Raises:
+            InvalidArgument: `algorithm="memory"` is not possible.
+        """
+        if self.algorithm in ("ring", "group", "2d") or self.compression is not None or self.local_steps > 1:
+            return None
+        neighbors = None
+        if places.num_nodes == 1 and device.type == "cpu":
+            weights = [weight for weight in module.parameters() if weight.requires_grad]
+            num_bytes = sum(weight.nbytes + shared_memory.ALIGNMENT for weight in weights)
+            neighbors = shared_memory.connect(num_bytes, rank=ranks.rank, world_size=ranks.world_size)
+        if neighbors is None and self.algorithm == "memory":
+            raise InvalidArgument(
+                f"algorithm='memory' needs all ranks on one machine, parameters on the CPU and memory for twice their "
+                f"gradients; found {places.num_nodes} machines and parameters on {device}, and the log has more. Leave "
+                "algorithm out",
+                field="algorithm",
+            )
+        return neighbors
 
     def _make_averager(self, choice: Choice, ranks: Ranks) -> Averager:
         algorithm = make_algorithm(choice, rank=ranks.rank, world_size=ranks.world_size)
@@ -165,8 +201,8 @@ class AllReduce:
 
     def _decide(self, module: nn.Module, places: Topology, rank: int, device: torch.device) -> Decision:
         """Return the algorithm and the reason for it, the same on all ranks. Collective."""
-        if self.algorithm == "ring":
-            return Decision(choice=RING, reason="algorithm='ring'")
+        if self.algorithm in (None, "ring"):
+            return Decision(choice=RING, reason=f"algorithm={self.algorithm!r}")
         if self.algorithm == "auto":
             return decide(self._message_bytes(module), places, links.measure(places, rank, device))
         grid = topology.make_grid(places, self.group_size)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from strata.trainer.strategy.topology import Topology
 
-Algorithm: TypeAlias = Literal["ring", "group", "2d"]
+Algorithm: TypeAlias = Literal["memory", "ring", "group", "2d"]
 
 MIN_GAIN = 0.1
 """Share of the ring's time that another algorithm must save. The ring needs no further process groups and buffers, and
@@ -89,10 +89,12 @@ class Choice:
     group_size: int = 1
 
     def __str__(self) -> str:
-        return self.algorithm if self.algorithm == "ring" else f"{self.algorithm} with rows of {self.group_size}"
+        return self.algorithm if self.group_size == 1 else f"{self.algorithm} with rows of {self.group_size}"
 
 
 RING = Choice(algorithm="ring")
+MEMORY = Choice(algorithm="memory")
+"""Needs no prediction: where all ranks share memory, nothing else is as fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from strata.trainer.strategy.base import Bound
 from strata.trainer.strategy.lane import make_lane
+from strata.trainer.strategy.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from strata.trainer.strategy.cost import Decision
     from strata.trainer.strategy.lane import Future, Lane
     from strata.trainer.strategy.reduce import Bucket, BucketAverager
+    from strata.trainer.strategy.shared_memory import Neighbors
 
 
 class Alone(Bound):
@@ -65,11 +67,16 @@ class DataParallel(Bound):
         decision: Decision,
         averager: BucketAverager | None,
         *,
+        neighbors: Neighbors | None = None,
         bucket_mb: float,
         find_unused_parameters: bool,
         static_graph: bool,
     ) -> None:
-        """`averager`: None leaves the averaging to DDP."""
+        """
+        Args:
+            averager: Averages buckets; with neither averager nor neighbors, DDP does.
+            neighbors: All other ranks, if gradients are averaged in memory that they share.
+        """
         self.decision = decision
         self._parallel = DistributedDataParallel(
             module,
@@ -82,6 +89,11 @@ class DataParallel(Bound):
         self._buffers = list(module.buffers())
         self._averager = averager
         self._must_communicate = static_graph
+        self._neighbors = neighbors
+        if neighbors is not None:
+            memory = [torch.from_numpy(slab.array) for slab in neighbors.slabs]
+            self._parallel.register_comm_hook(SharedMemory(memory, dist.get_rank(), neighbors), _run_hook)
+            return
         if not (static_graph or find_unused_parameters) and dist.get_world_size() > 2:
             rehearse(self._parallel)
         if averager is not None:
@@ -100,6 +112,11 @@ class DataParallel(Bound):
     def finish(self) -> None:
         """Broadcast the buffers of rank 0, as DDP does before every forward pass."""
         broadcast_from_first(self._buffers)
+
+    def close(self) -> None:
+        """Disconnect from the other ranks of this machine. The module cannot be trained any more."""
+        if self._neighbors is not None:
+            self._neighbors.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the compression, if it has any."""
@@ -122,7 +139,7 @@ class _Hook:
         return self._lane.submit(lambda: self._averager.average_bucket_(bucket), bucket.buffer())
 
 
-def _run_hook(hook: _Hook, bucket: Bucket) -> Future:
+def _run_hook(hook: _Hook | SharedMemory, bucket: Bucket) -> Future:
     return hook.submit(bucket)
 
 
