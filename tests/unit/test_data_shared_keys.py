@@ -108,6 +108,12 @@ def test_long_filters_that_print_alike_have_different_keys(table: Path) -> None:
     assert keys_of(recipe_of(table, filters=with_last(1_001))) != keys_of(recipe_of(table, filters=with_last(1_002)))
 
 
+def test_a_filter_that_pyarrow_cannot_serialize_is_not_shared(table: Path) -> None:
+    recipe = recipe_of(table, filters="x > 1")
+    with pytest.raises(Unshareable, match="the filter cannot be compared"):
+        keys_of(replace(recipe, plan=replace(recipe.plan, condition=object())))
+
+
 def test_options_of_a_text_format_are_part_of_a_key(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x,y\n1,n\n2,\n")
     schema = pa.schema([("x", pa.int64()), ("y", pa.string())])

@@ -25,6 +25,8 @@ from strata.data.plan.schema import PlainProjection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow.compute as pc
+
     from strata.data.formats.base import Format
     from strata.data.plan.plan import Plan, PlannedFile
     from strata.data.source.source import DataFile, Source
@@ -106,7 +108,7 @@ class RowGroupKeys:
             self._columns,
             pa.schema([plan.schema.field(name) for name in self._columns]),
             plan.columns,
-            None if plan.condition is None else plan.condition.__reduce__()[1][0].to_pybytes(),
+            None if plan.condition is None else _serialized(plan.condition),
         )
         self._of_file = functools.lru_cache(maxsize=1 << 10)(self._file_digest)
 
@@ -175,6 +177,14 @@ def file_identity(source: Source, file: DataFile, *, never_changes: bool = False
     if file.mtime_ns <= 0 and not never_changes:
         raise Unshareable(f"{file.name} has no modification time")
     return [file.path, file.size_bytes, file.mtime_ns]
+
+
+def _serialized(condition: pc.Expression) -> bytes:
+    """Return the bytes that pyarrow's expression would be pickled as. Its text leaves out the middle of long lists."""
+    try:
+        return bytes(condition.__reduce__()[1][0].to_pybytes())
+    except (pa.ArrowException, AttributeError, IndexError, TypeError) as error:
+        raise Unshareable(f"the filter cannot be compared between processes: {error}") from error
 
 
 def _options(format: object) -> object:
