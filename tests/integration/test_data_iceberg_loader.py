@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, LongType, NestedField
 
 from strata import IcebergDataset
+from strata.data.shared.cache import NodeCache, directory_for
 from strata.errors import InvalidArgument, NoData, PlanChanged, SchemaMismatch
 
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "score", DoubleType()))
@@ -48,6 +50,32 @@ LEFT = [number for number in range(130) if number not in (0, 17, 94)]
 def load(table: Any, **more: Any) -> Any:
     loader, _ = IcebergDataset.create_dataloader(table, batch_size=8, num_workers=2, **more)
     return loader
+
+
+def test_a_table_is_shared_without_rows_that_are_deleted_later(warehouse: Warehouse, table: Table) -> None:
+    limit = (900 << 20) + os.getpid()
+    member = NodeCache(directory_for(limit), max_bytes=limit, linger_s=0.1)
+    assert member.join()
+
+    def ids() -> tuple[list[int], Any]:
+        loader = load(table.refresh(), shared_bytes=limit)
+        found = [number for batch in loader for number in batch["id"].tolist()]
+        total = loader.dataset.get_metrics().total
+        loader.dataset.close()
+        return found, total
+
+    assert ids()[0] == LEFT
+    again, taken = ids()
+    assert again == LEFT
+    assert (taken.units, taken.unshared_units) == (0, 0)
+    first = next(path for path in warehouse_files(table) if path.endswith(".parquet"))
+    warehouse.delete_positions(table, {first: [1]})
+    assert ids()[0] == [number for number in LEFT if number != 1]
+    member.leave()
+
+
+def warehouse_files(table: Table) -> list[str]:
+    return [task.file.file_path for task in table.scan().plan_files()]
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])

@@ -62,7 +62,7 @@ WIRE_MODULES = (
 FOLDERS = {
     "checkpoint": ({"tools"}, {"saver"}, {"save", "load"}, {"group"}, {"format"}),
     "coordinator": ({"relay", "http"}, {"client", "serve"}, {"journal"}, {"state"}),
-    "data": ({"runtime", "iceberg"}, {"batch"}, {"plan"}, {"formats"}, {"filter"}, {"source"}, {"order"}),
+    "data": ({"runtime", "iceberg"}, {"batch", "shared"}, {"plan"}, {"formats"}, {"filter"}, {"source"}, {"order"}),
     "launch": ({"nodes"}, {"record"}, {"processes"}),
     "servers": ({"table"},),
     "tune": ({"state"}, {"samplers", "schedulers"}, {"space"}),

@@ -34,6 +34,8 @@ DEFAULT_SHUFFLE_BUFFER_SIZE = 100_000
 MAX_BATCH_ROWS = 1 << 31
 MAX_WORKERS = 256
 MAX_DEFAULT_WORKERS = 8
+MIN_SHARED_BYTES = 1 << 20
+DEFAULT_CACHE_BYTES = "32GiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +151,20 @@ class RuntimeConfig:
     split_strategy: str | Strategy | None
     prefetch_bytes: int
     """Bytes that may be decoded and not yet delivered."""
+    shared_bytes: int = 0
+    """Limit of the node cache; 0: row groups are not shared with other processes."""
+    cache_dir: Any = None
+    """Directory on a local disk for the fetched bytes of remote files."""
+    cache_bytes: int = parse_bytes(DEFAULT_CACHE_BYTES)
 
     def __post_init__(self) -> None:
         _check_choice(self, "worker_type", get_args(WorkerType))
         _set_number(self, "num_workers", 0, MAX_WORKERS)
         _set_number(self, "prefetch_bytes", 0, 1 << 50)
+        if self.shared_bytes:
+            _set_number(self, "shared_bytes", MIN_SHARED_BYTES, 1 << 50)
+        _set_number(self, "cache_bytes", MIN_SHARED_BYTES, 1 << 50)
+        self._check_cache_dir()
         by_name(self.split_strategy)
 
     @classmethod
@@ -165,15 +176,41 @@ class RuntimeConfig:
         split_strategy: str | Strategy | None,
         prefetch_bytes: int | str | None,
         split_bytes: int | str,
+        shared_bytes: int | str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str = DEFAULT_CACHE_BYTES,
     ) -> Self:
         """Fill in the defaults: one worker per core, and half a split per worker plus as much for the lanes."""
         if num_workers is None:
             num_workers = min(MAX_DEFAULT_WORKERS, len(os.sched_getaffinity(0)))
-        config = cls(num_workers=num_workers, worker_type=worker_type, split_strategy=split_strategy, prefetch_bytes=0)
+        config = cls(
+            num_workers=num_workers,
+            worker_type=worker_type,
+            split_strategy=split_strategy,
+            prefetch_bytes=0,
+            cache_dir=cache_dir,
+            cache_bytes=parse_bytes(cache_bytes, field="cache_bytes"),
+            shared_bytes=0 if shared_bytes is None else parse_bytes(shared_bytes, field="shared_bytes"),
+        )
         if prefetch_bytes is None:
             default = parse_bytes(split_bytes) // 2 * (1 + config.num_threads)
             return replace(config, prefetch_bytes=default)
         return replace(config, prefetch_bytes=parse_bytes(prefetch_bytes, field="prefetch_bytes"))
+
+    def _check_cache_dir(self) -> None:
+        if self.cache_dir is None:
+            return
+        if not isinstance(self.cache_dir, str | os.PathLike) or "://" in os.fspath(self.cache_dir):
+            raise InvalidArgument(
+                f"cache_dir={self.cache_dir!r} is not a local directory; pass a path on a disk of this machine",
+                field="cache_dir",
+            )
+        if self.worker_type == "process":
+            raise InvalidArgument(
+                "cache_dir has no effect with worker_type='process', whose processes read for themselves; use "
+                "worker_type='thread', or leave out cache_dir",
+                field="cache_dir",
+            )
 
     @property
     def num_threads(self) -> int:

@@ -23,13 +23,14 @@ from strata.data.order.steps import Steps
 from strata.data.plan.report import explain, summary
 from strata.data.runtime.bottleneck import Lookout, PlanFacts
 from strata.data.runtime.decode_process import ProcessDecoder
-from strata.data.runtime.decoder import Recipe, ThreadDecoder, has_head
+from strata.data.runtime.decoder import Recipe, ThreadDecoder, has_head, open_shared
 from strata.data.runtime.iterator import Pass
 from strata.data.runtime.metrics import LoaderRecorder
 from strata.data.runtime.pipeline import Pipeline, Work
 from strata.data.runtime.prefetch import Fetcher
 from strata.data.runtime.prometheus import register
 from strata.data.runtime.samples import DecodedBlocks
+from strata.data.shared.fetched import FetchedBytes, cache_on_disk
 from strata.errors import InvalidArgument, PlanChanged
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Dataset:
         """Kept from one pass to the next, because starting a process is slow."""
         if config.runtime.worker_type == "process":
             self._processes = [ProcessDecoder(recipe, recorder) for recorder in self._recorder.workers]
+        self._shared = None if self._processes else open_shared(recipe)
+        self._fetched = self._fetched_bytes()
         self._lookout = Lookout(self._facts(), num_workers=num_threads)
         self._summary = summary(self.plan)
         self._cursor = self._start_of(0)
@@ -279,6 +282,9 @@ class Dataset:
         self._end_pass()
         for decoder in self._processes:
             decoder.shutdown()
+        for shared in (self._shared, self._fetched):
+            if shared is not None:
+                shared.cache.leave()
         release()
 
     def _moved(self, position: int) -> None:
@@ -345,17 +351,37 @@ class Dataset:
             for decoder in self._processes:
                 decoder.ready()
             return self._processes
-        return [ThreadDecoder(self._recipe, recorder, fetcher) for recorder in self._recorder.workers]
+        return [ThreadDecoder(self._recipe, recorder, fetcher, self._shared) for recorder in self._recorder.workers]
 
     def _fetcher(self) -> Fetcher | None:
         """Return a prefetcher for remote files; processes read for themselves."""
         if self._recipe.source.is_local or self._processes:
             return None
-        return Fetcher(self._recipe, prefetch_bytes=self.config.runtime.prefetch_bytes)
+        return Fetcher(
+            self._recipe,
+            prefetch_bytes=self.config.runtime.prefetch_bytes,
+            shared=self._shared,
+            fetched=self._fetched,
+        )
+
+    def _fetched_bytes(self) -> FetchedBytes | None:
+        """Return where the fetched bytes of remote files are kept, if they are."""
+        runtime = self.config.runtime
+        if self._recipe.source.is_local or self._processes:
+            return None
+        if runtime.cache_dir is not None:
+            return FetchedBytes(cache_on_disk(runtime.cache_dir, runtime.cache_bytes), self._recipe.source)
+        return None if self._shared is None else FetchedBytes(self._shared.cache, self._recipe.source)
 
     def _has_head(self, row_group: int) -> bool:
         # With on_error="skip", no row of a damaged row group is delivered, and only its end shows that it is intact.
-        return not self._processes and self.config.plan.on_error == "raise" and has_head(self._recipe, row_group)
+        # Shared row groups are decoded once, whole.
+        return (
+            not self._processes
+            and self._shared is None
+            and self.config.plan.on_error == "raise"
+            and has_head(self._recipe, row_group)
+        )
 
     def _block_size(self, *, has_windows: bool) -> tuple[int, int]:
         """Return the maximum bytes and rows of a block.

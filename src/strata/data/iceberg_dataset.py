@@ -9,6 +9,7 @@ import msgspec
 from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.config import (
+    DEFAULT_CACHE_BYTES,
     DEFAULT_SHUFFLE_BUFFER_SIZE,
     BatchConfig,
     LoaderConfig,
@@ -27,6 +28,7 @@ from strata.data.runtime.decoder import Recipe
 
 if TYPE_CHECKING:
     import datetime as dt
+    import os
     from collections.abc import Callable, Mapping, Sequence
 
     from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
@@ -79,6 +81,9 @@ class IcebergDataset(Dataset):
         on_empty: OnEmpty = "raise",
         lanes: int | None = None,
         prefetch_bytes: int | str | None = None,
+        shared_bytes: int | str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str = DEFAULT_CACHE_BYTES,
         pin_memory: bool = False,
         cache: bool = True,
         name: str | None = None,
@@ -135,6 +140,9 @@ class IcebergDataset(Dataset):
                 split_strategy=split_strategy,
                 prefetch_bytes=prefetch_bytes,
                 split_bytes=split_bytes,
+                shared_bytes=shared_bytes,
+                cache_dir=cache_dir,
+                cache_bytes=cache_bytes,
             ),
         )
 

@@ -44,7 +44,7 @@ def create(
     clock = SystemClock()
     began_s = clock.monotonic_s()
     ranks = find_ranks(rank=rank, num_ranks=num_ranks, accelerator=accelerator)
-    recipe = replace(plan(ranks), transform=config.batch.transform)
+    recipe = replace(plan(ranks), transform=config.batch.transform, shared_bytes=config.runtime.shared_bytes)
     plan_s = clock.monotonic_s() - began_s  # without `import torch`, which the next line may trigger
     deliverer = make_deliverer(recipe, config, partial(share, ranks))
     if not has_torch():

@@ -8,6 +8,7 @@ from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.batch.delivery import delivered_nulls
 from strata.data.config import (
+    DEFAULT_CACHE_BYTES,
     DEFAULT_SHUFFLE_BUFFER_SIZE,
     BatchConfig,
     FilesConfig,
@@ -35,6 +36,7 @@ from strata.data.source.source import without_secrets
 from strata.errors import InvalidArgument, NullsFound
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
@@ -191,6 +193,9 @@ class StructuredDataset(Dataset):
         on_empty: OnEmpty = "raise",
         lanes: int | None = None,
         prefetch_bytes: int | str | None = None,
+        shared_bytes: int | str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str = DEFAULT_CACHE_BYTES,
         pin_memory: bool = False,
         cache: bool = True,
         name: str | None = None,
@@ -223,6 +228,10 @@ class StructuredDataset(Dataset):
             lanes: Fixes the order for any number of ranks; by default it is chosen from them at an epoch's start.
             prefetch_bytes: Bytes that may be decoded ahead of the training loop; by default half of split_bytes per
                 worker, and as much again.
+            shared_bytes: Shares decoded row groups with the other processes of this machine that pass the same value,
+                up to this size in shared memory: each is read and decoded once. See docs/data-sharing.md.
+            cache_dir: Keeps the bytes of remote files on a local disk, for all processes and later runs.
+            cache_bytes: Limit of `cache_dir`; the least recently used bytes make room.
             cache: Whether to keep the survey of the files for the next run.
             name: The name of the dataset in metrics; by default the path.
 
@@ -279,6 +288,9 @@ class StructuredDataset(Dataset):
                 split_strategy=split_strategy,
                 prefetch_bytes=prefetch_bytes,
                 split_bytes=split_bytes,
+                shared_bytes=shared_bytes,
+                cache_dir=cache_dir,
+                cache_bytes=cache_bytes,
             ),
         )
         return create(

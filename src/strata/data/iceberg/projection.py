@@ -92,6 +92,10 @@ class IcebergProjection:
         sources = (self.columns[name].source for name in columns)
         return list(dict.fromkeys(source for source in sources if source is not None))
 
+    def identity(self, columns: Sequence[str]) -> object:
+        """Return what decides the result of `apply`, for the keys of the node cache."""
+        return [{name: self.columns[name] for name in columns}, self.deleted]
+
     def num_left(self, unit: Unit) -> int:
         """Return how many rows of the row group are not deleted."""
         return unit.num_rows - len(self._deleted_in(unit))

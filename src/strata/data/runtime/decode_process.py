@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from strata.data.runtime.decoder import ThreadDecoder
+from strata.data.runtime.decoder import ThreadDecoder, open_shared
 from strata.data.runtime.metrics import State, WorkerMetrics, WorkerRecorder
+from strata.data.shared.tables import read_table, write_table
 from strata.errors import BY_KIND, DataFileInvalid, DataWorkerDied, ForkedProcess, InvalidArgument, StrataError
 from strata.lifecycle import Home, finalize, renewed
 
@@ -92,12 +93,7 @@ class ProcessDecoder:
             raise DataWorkerDied(cause) from error
         finally:
             self._is_busy = False
-        counts = done.counts
-        self._recorder.decoded_row_group(
-            rows=counts.rows, bytes_read=counts.bytes_read, bytes_decoded=counts.bytes_decoded
-        )
-        for _ in range(counts.files):
-            self._recorder.opened_file()
+        self._recorder.add(done.counts)
         return table
 
     def close(self) -> None:
@@ -216,7 +212,7 @@ def _mapped(handle: int, num_bytes: int) -> pa.Table:
         memory = mmap.mmap(handle, num_bytes)
     finally:
         os.close(handle)
-    return pa.ipc.open_stream(pa.py_buffer(memory)).read_all()
+    return read_table(pa.py_buffer(memory))
 
 
 def _rebuilt(failed: _Failed) -> StrataError:
@@ -233,7 +229,7 @@ def _serve(connection: Connection[Any, Any], recipe: Recipe) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
     recorder = WorkerRecorder(0)
-    decoder = ThreadDecoder(recipe, recorder)
+    decoder = ThreadDecoder(recipe, recorder, shared=open_shared(recipe))
     with contextlib.suppress(EOFError, OSError), connection:
         while True:
             number = int(connection.recv_bytes(MAX_MESSAGE_BYTES))
@@ -278,8 +274,7 @@ def _written(table: pa.Table) -> tuple[int, int]:
     """Write rows to anonymous shared memory and return its handle and size."""
     handle = os.memfd_create("strata-data", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(os.dup(handle), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-            stream.write_table(table)
+        write_table(handle, table)
         return handle, max(1, os.fstat(handle).st_size)
     except BaseException:
         os.close(handle)

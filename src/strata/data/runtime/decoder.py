@@ -14,6 +14,8 @@ from strata.data.filter import filter as filters
 from strata.data.formats.base import Headed, PagedReader
 from strata.data.plan.schema import PlainProjection
 from strata.data.runtime.metrics import State
+from strata.data.shared.cache import NodeCache, directory_for
+from strata.data.shared.row_groups import SharedRowGroups
 from strata.errors import DataFileChanged, StrataError, TransformFailed
 
 if TYPE_CHECKING:
@@ -39,12 +41,23 @@ class Recipe:
     plan: Plan
     formats: Mapping[str, Format]
     transform: Transform | None = None
+    shared_bytes: int = 0
+    """Limit of the node cache that the row groups are shared through; 0: they are not shared."""
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read: the delivered ones, and those that only the filter needs."""
         plan = self.plan
         return [*plan.columns, *(name for name in plan.condition_columns if name not in plan.columns)]
+
+
+def open_shared(recipe: Recipe) -> SharedRowGroups | None:
+    """Join the node cache of a recipe, if it has one."""
+    if not recipe.shared_bytes:
+        return None
+    cache = NodeCache(directory_for(recipe.shared_bytes), max_bytes=recipe.shared_bytes)
+    cache.join()  # now, because it may start a process, and the first row group may come with a lock held
+    return SharedRowGroups(cache, recipe.source, recipe.plan, recipe.formats, recipe.columns)
 
 
 class Decoder(Protocol):
@@ -79,23 +92,66 @@ class HeadDecoder(Decoder, Protocol):
 class ThreadDecoder:
     """Decodes in the calling thread."""
 
-    def __init__(self, recipe: Recipe, recorder: WorkerRecorder, fetcher: Fetcher | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        recorder: WorkerRecorder,
+        fetcher: Fetcher | None = None,
+        shared: SharedRowGroups | None = None,
+    ) -> None:
         self._recipe = recipe if fetcher is None else replace(recipe, source=fetcher.source)
         self._recorder = recorder
         self._fetcher = fetcher
+        self._shared = shared
         self._readers: OrderedDict[int, Reader] = OrderedDict()
+        self._is_aborted = False
 
     def decode(self, number: int) -> pa.Table:
         if self._fetcher is None:
             return self._decode(number)
         try:
-            with self._recorder.during(State.READ):
-                self._fetcher.wait(number)
             return self._decode(number)
         finally:
             self._fetcher.release(number)
 
     def _decode(self, number: int) -> pa.Table:
+        bytes_read: int | None = None
+        if self._shared is None:
+            table, bytes_read = self._read(number)
+        else:
+            table, bytes_read = self._obtain(self._shared, number)
+        if self._recipe.transform is not None:
+            with self._recorder.during(State.TRANSFORM):
+                table = transformed(self._recipe.transform, table, self._recipe.plan.describe(number))
+        if bytes_read is not None:
+            self._recorder.decoded_row_group(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
+        return table
+
+    def _obtain(self, shared: SharedRowGroups, number: int) -> tuple[pa.Table, int | None]:
+        """Return the rows of a row group from the node cache, and the bytes that were read if it had to be decoded."""
+        bytes_read: int | None = None
+
+        def decode() -> pa.Table:
+            nonlocal bytes_read
+            self._recorder.enter(State.DECODE)  # until the rows are written for the others, too
+            table, bytes_read = self._read(number)
+            return table
+
+        with self._recorder.during(State.IDLE):  # while another process decodes the row group
+            found = shared.obtain(number, decode, lambda: self._is_aborted)
+        if not found.is_decoded:
+            self._recorder.shared_row_group(found.table.nbytes)
+        elif not found.is_shared:
+            self._recorder.unshared_row_group()
+        elif self._fetcher is not None:
+            self._fetcher.discard(number)
+        return found.table, bytes_read
+
+    def _read(self, number: int) -> tuple[pa.Table, int]:
+        """Return the rows of a row group before the transform, and the bytes that were read."""
+        if self._fetcher is not None:
+            with self._recorder.during(State.READ):
+                self._recorder.took_from_cache(self._fetcher.wait(number))
         plan, row_group = self._recipe.plan, self._recipe.plan.unit(number)
         file_number = int(plan.unit_file[number])
         planned = plan.files[file_number]
@@ -104,15 +160,13 @@ class ThreadDecoder:
         before = reader.bytes_read
         parts = plan.parts_of(number)
         columns = planned.projection.file_columns(wanted)
-        try:
-            if parts and isinstance(reader, PagedReader):
-                table = _project_parts(
-                    planned.projection, reader.read_rows(row_group, columns, parts), row_group, wanted, parts
-                )
-            else:
-                table = planned.projection.apply(reader.read(row_group, columns), row_group, wanted)
-        finally:
-            bytes_read = reader.bytes_read - before
+        if parts and isinstance(reader, PagedReader):
+            table = _project_parts(
+                planned.projection, reader.read_rows(row_group, columns, parts), row_group, wanted, parts
+            )
+        else:
+            table = planned.projection.apply(reader.read(row_group, columns), row_group, wanted)
+        bytes_read = reader.bytes_read - before
         if plan.condition is not None:
             table = filters.passing(plan.condition, table, plan.describe(number)).select(list(plan.columns))
         expected = int(plan.unit_rows[number])
@@ -121,11 +175,7 @@ class ThreadDecoder:
                 f"{plan.describe(number)} has {table.num_rows} rows to deliver, but had {expected} when planned; "
                 "create the loader again, with cache=False if files were rewritten in place"
             )
-        if self._recipe.transform is not None:
-            with self._recorder.during(State.TRANSFORM):
-                table = transformed(self._recipe.transform, table, plan.describe(number))
-        self._recorder.decoded_row_group(rows=table.num_rows, bytes_read=bytes_read, bytes_decoded=table.nbytes)
-        return table
+        return table, bytes_read
 
     def decode_head(self, number: int, num_rows: int) -> pa.Table:
         plan, row_group = self._recipe.plan, self._recipe.plan.unit(number)
@@ -142,7 +192,8 @@ class ThreadDecoder:
             self._readers.popitem()[1].close()
 
     def abort(self) -> None:
-        """Do nothing: native code cannot be stopped, and soon returns."""
+        """Stop waiting for other processes. Native code cannot be stopped, and soon returns."""
+        self._is_aborted = True
 
     def _reader(self, file_number: int) -> Reader:
         if file_number in self._readers:

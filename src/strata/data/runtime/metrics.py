@@ -31,7 +31,7 @@ class State(enum.IntEnum):
     OFF = 0
     """Not started or ended; this time is not counted."""
     IDLE = 1
-    """Waiting for work."""
+    """Waiting for work, or for a row group that another process decodes."""
     BLOCKED = 2
     """Waiting because decoded data fill the memory limit."""
     READ = 3
@@ -59,6 +59,13 @@ class WorkerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     errors: int = 0
     bytes_read: int = 0
     bytes_decoded: int = 0
+    shared_units: int = 0
+    """Row groups taken from the node cache: decoded before, by any process of this machine."""
+    shared_bytes: int = 0
+    unshared_units: int = 0
+    """Row groups decoded without the node cache although it is on: no room, or another process was too slow."""
+    cached_bytes: int = 0
+    """Part of `bytes_read` that needed no request: kept on disk, or fetched by another process of this machine."""
     idle_s: float = 0.0
     blocked_s: float = 0.0
     read_s: float = 0.0
@@ -147,7 +154,9 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.rows:,} rows in {self.batches:,} batches",
             f"{self.rows_per_s:,.0f} rows/s",
             f"read {_bytes(total.bytes_read)}",
+            *([f"{_bytes(total.cached_bytes)} of it from the cache"] if total.cached_bytes else []),
             f"decoded {_bytes(total.bytes_decoded)}",
+            *([f"shared {_bytes(total.shared_bytes)}"] if total.shared_units else []),
             f"{len(self.workers)} workers {total.utilisation:.0%} busy",
             f"waited for data {self.consumer_wait_s:.1f} of {self.elapsed_s:.1f} s",
             f"at most {_bytes(self.peak_buffered_bytes)} buffered",
@@ -159,6 +168,7 @@ class LoaderMetrics(msgspec.Struct, frozen=True, kw_only=True):
             "row groups left out of the plan": self.plan_skipped_units,
             "incomplete samples left out of the plan": self.plan_incomplete_rows,
             "missing parts": self.missing_parts,
+            "row groups not shared": total.unshared_units,
         }
         return ", ".join([*parts, *(f"{number:,} {name}" for name, number in lost.items() if number)])
 
@@ -243,6 +253,28 @@ class WorkerRecorder:
             counts["rows"] += rows
             counts["bytes_read"] += bytes_read
             counts["bytes_decoded"] += bytes_decoded
+
+    def shared_row_group(self, num_bytes: int) -> None:
+        """Count a row group that was taken from the node cache."""
+        with self._lock:
+            self._counts["shared_units"] += 1
+            self._counts["shared_bytes"] += num_bytes
+
+    def took_from_cache(self, num_bytes: int) -> None:
+        """Count fetched bytes that needed no request."""
+        with self._lock:
+            self._counts["cached_bytes"] += num_bytes
+
+    def unshared_row_group(self) -> None:
+        """Count a row group that could not be shared, besides decoding it."""
+        with self._lock:
+            self._counts["unshared_units"] += 1
+
+    def add(self, counts: WorkerMetrics) -> None:
+        """Add the counts of a process that decoded for this worker. Its times are not added."""
+        with self._lock:
+            for name in _COUNTED:
+                self._counts[name] += getattr(counts, name)
 
     def assembled(self, num_batches: int) -> None:
         with self._lock:

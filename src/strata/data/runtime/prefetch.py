@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_right
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ import pyarrow as pa
 from strata.data.formats.base import PagedRanged, Ranged
 from strata.data.runtime.threads import Threads
 from strata.data.source.ranges import Range, RangedFile, coalesce, split_ranges
-from strata.data.source.source import Source, translate_errors
+from strata.data.source.source import ByteCounter, Source, translate_errors
 from strata.errors import DataFileChanged
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
     from strata.data.formats.base import UnitRanges
     from strata.data.runtime.decoder import Recipe
+    from strata.data.shared.fetched import FetchedBytes
+    from strata.data.shared.row_groups import SharedRowGroups
     from strata.data.source.source import DataFile
+
+Fetched: TypeAlias = "pa.Buffer | bytes"
 
 NUM_CONNECTIONS = 16
 MAX_FILES_OPEN = 64
@@ -43,10 +47,14 @@ JOIN_S = 0.2
 class _Parts:
     """The requested byte ranges of one row group."""
 
-    def __init__(self, file: DataFile, ranges: Sequence[Range], futures: Sequence[Future[bytes]]) -> None:
+    def __init__(
+        self, file: DataFile, ranges: Sequence[Range], futures: Sequence[Future[Fetched]], cached: ByteCounter
+    ) -> None:
         self.file = file
         self.ranges = ranges
         self.futures = futures
+        self.cached = cached
+        """Counts the bytes that needed no request."""
         self._offsets = [each.offset for each in ranges]
 
     def read(self, offset: int, num_bytes: int) -> pa.Buffer | None:
@@ -69,8 +77,24 @@ class _Parts:
 class Fetcher:
     """Fetches for one pass. Any thread may call `ahead`; the decoder of a row group calls the rest."""
 
-    def __init__(self, recipe: Recipe, *, prefetch_bytes: int, num_connections: int = NUM_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        prefetch_bytes: int,
+        num_connections: int = NUM_CONNECTIONS,
+        shared: SharedRowGroups | None = None,
+        fetched: FetchedBytes | None = None,
+    ) -> None:
+        """
+        Args:
+            shared: Row groups that are not fetched, because they are decoded.
+            fetched: Where fetched bytes are kept for other processes, or for the next run.
+        """
         self._recipe = recipe
+        self._shared = shared
+        self._fetched = fetched
+        self._is_over = False
         self._prefetch_bytes = prefetch_bytes
         self._lock = threading.RLock()  # re-entrant: garbage collection may end a pass in a thread that holds it
         self._row_groups: dict[int, Future[_Parts]] = {}
@@ -84,15 +108,17 @@ class Fetcher:
         """The source that decoders read from."""
 
     def ahead(self, number: int) -> None:
-        """Request the bytes of a row group if they fit, without waiting."""
+        """Request the bytes of a row group if they fit and it is not in the node cache, without waiting."""
+        if self._shared is not None and self._shared.has(number):
+            return
         size = int(self._recipe.plan.unit_bytes[number])
         with self._lock:
             if number in self._row_groups or self._bytes_ahead + size > self._prefetch_bytes:
                 return
             self._begin(number, size)
 
-    def wait(self, number: int) -> None:
-        """Wait for all bytes of a row group.
+    def wait(self, number: int) -> int:
+        """Wait for all bytes of a row group; return how many of them needed no request.
 
         Raises:
             DataError, StorageError: They cannot be read.
@@ -102,8 +128,10 @@ class Fetcher:
             if number not in self._row_groups:
                 self._begin(number, int(self._recipe.plan.unit_bytes[number]))
             asked = self._row_groups[number]
-        for future in asked.result().futures:
+        parts = asked.result()
+        for future in parts.futures:
             future.result()
+        return parts.cached.total
 
     def release(self, number: int) -> None:
         with self._lock:
@@ -115,8 +143,21 @@ class Fetcher:
                 parts = asked.result()
                 self._by_path[parts.file.path].remove(parts)
 
+    def discard(self, number: int) -> None:
+        """Free what is kept of a row group for other processes, which find its rows instead."""
+        with self._lock:
+            asked = self._row_groups.get(number)
+        if self._fetched is None or self._fetched.cache.persists or asked is None or not asked.done():
+            return
+        if asked.exception() is not None:
+            return
+        parts = asked.result()
+        for part in parts.ranges:
+            self._fetched.discard(self.opened(parts.file), parts.file, part)
+
     def cancel(self) -> None:
         """End the pass: start no more reads and wake every waiting thread."""
+        self._is_over = True
         for threads in (self._planners, self._readers):
             threads.cancel()
 
@@ -151,7 +192,9 @@ class Fetcher:
         file = plan.files[file_number].file
         cut = split_ranges(coalesce(self._ranges(number, file_number)))
         opened = self.opened(file)
-        parts = _Parts(file, cut, [self._readers.submit(partial(_read, opened, file, each)) for each in cut])
+        cached = ByteCounter()
+        futures = [self._readers.submit(partial(self._part, opened, file, each, cached)) for each in cut]
+        parts = _Parts(file, cut, futures, cached)
         with self._lock:
             self._by_path.setdefault(file.path, []).append(parts)
         return parts
@@ -208,9 +251,21 @@ class Fetcher:
             opened.close()
         return kept
 
-    def read_there(self, file: DataFile, part: Range) -> bytes:
+    def read_there(self, file: DataFile, part: Range) -> Fetched:
         """Read bytes that were not prefetched. The caller counts them."""
-        return self._readers.submit(lambda: _read(self.opened(file), file, part), is_urgent=True).result()
+        return self._readers.submit(
+            lambda: self._part(self.opened(file), file, part, ByteCounter()), is_urgent=True
+        ).result()
+
+    def _part(self, opened: pa.NativeFile, file: DataFile, part: Range, cached: ByteCounter) -> Fetched:
+        """Fetch a part of a file, unless it is kept."""
+        if self._fetched is None:
+            return _read(opened, file, part)
+        fetch = partial(_read, opened, file, part)
+        data, is_cached = self._fetched.obtain(opened, file, part, fetch, lambda: self._is_over)
+        if is_cached:
+            cached.add(part.num_bytes)
+        return data
 
 
 def _check_size(opened: pa.NativeFile, file: DataFile) -> None:

@@ -43,6 +43,10 @@ _WORKER_COUNTERS = (
     ("errors", "strata_data_errors", "Row groups that could not be read."),
     ("bytes_read", "strata_data_read_bytes", "Bytes read from disk or network."),
     ("bytes_decoded", "strata_data_decoded_bytes", "Bytes of decoded columns."),
+    ("cached_bytes", "strata_data_cached_bytes", "Bytes read that needed no request: cached on this machine."),
+    ("shared_units", "strata_data_shared_units", "Row groups taken from the node cache."),
+    ("shared_bytes", "strata_data_shared_bytes", "Bytes of these row groups."),
+    ("unshared_units", "strata_data_unshared_units", "Row groups that the node cache could not share."),
 )
 _LOADER_COUNTERS = (
     ("rows", "strata_data_delivered_rows", "Rows delivered to the training loop, including padding."),

@@ -33,8 +33,18 @@ Bind: TypeAlias = Callable[[pa.Schema], Observer]
 _BATCH_ROWS: Final = 1 << 20
 _SLICE_ROWS: Final = 1 << 18
 _LOADER_OPTIONS: Final = (
-    *("cache", "filesystem", "format_options", "name", "on_error", "partitioning", "prefetch_bytes"),
-    *("schema", "schema_mode", "split_bytes", "split_rows"),
+    *(
+        "cache",
+        "cache_bytes",
+        "cache_dir",
+        "filesystem",
+        "format_options",
+        "name",
+        "on_error",
+        "partitioning",
+        "prefetch_bytes",
+    ),
+    *("schema", "schema_mode", "shared_bytes", "split_bytes", "split_rows"),
 )
 """What decides which rows there are and how they are read, but not how they are delivered."""
 
