@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from strata import StructuredDataset
 from strata.data.runtime.iterator import CLOSED
+from strata.data.shared.cache import NAME as NODE_CACHE
 from strata.errors import (
     DataFileChanged,
     DataFileInvalid,
@@ -98,10 +99,11 @@ def our_processes() -> list[psutil.Process]:
 
 
 def our_shared_memory() -> set[str]:
-    """Return this program's shared memory, and any with our names."""
+    """Return this program's shared memory, and any with our names but that of node caches, which other tests use."""
     held = {mapped.path for mapped in psutil.Process().memory_maps() if mapped.path.startswith("/dev/shm/")}
     marks = ("strata", f"torch_{os.getpid()}_")
-    return held | {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(marks)}
+    names = {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(marks)}
+    return held | {name for name in names if not name.startswith(NODE_CACHE)}
 
 
 @pytest.fixture(autouse=True)
