@@ -104,6 +104,15 @@ def test_only_an_admin_may_order(tmp_path: Path) -> None:
     assert run.orders == [("stop", False)]
 
 
+def test_a_body_that_is_no_json_is_refused_by_its_name(tmp_path: Path) -> None:
+    with page(tmp_path, Recorded()) as client:
+        headers = {**CSRF, "content-type": "application/json"}
+        refused = client.post("/api/run/scale", content=b'{"workers": x}', headers=headers)
+
+        assert refused.status_code == 422
+        assert refused.json()["error"]["field"] == "body"
+
+
 def test_a_large_body_is_refused_before_the_token_is_checked_and_while_it_arrives(tmp_path: Path) -> None:
     with page(tmp_path, Recorded(), tokens=f"admin {ADMIN}\n") as client:
         num_taken = 0

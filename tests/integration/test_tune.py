@@ -372,6 +372,10 @@ def test_invalid_arguments_are_refused_with_the_cure() -> None:
         tuner.tune(print, space=space())
     with pytest.raises(ConfigError, match="space has no parameters"):
         tuner.tune(print, space=SearchSpace())
+    with pytest.raises(ConfigError, match=r"space is a dict; build one with SearchSpace\(\)"):
+        tuner.tune(print, space={"lr": [1, 2]})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"train_fn='train\.py' is not a function; pass one, or start a script"):
+        tuner.tune("train.py", space=space())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="mode='up' is unknown; use 'min' or 'max'"):
         tuner.tune(print, space=space(), mode="up")
 

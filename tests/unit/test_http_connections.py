@@ -127,22 +127,35 @@ async def _answers(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def test_an_upgrade_to_a_web_socket_is_answered_like_any_request(caplog: pytest.LogCaptureFixture) -> None:
+def _first_line_for(request: bytes) -> bytes:
+    """Return the first line of what a server answers to these bytes."""
+
     async def play() -> bytes:
         server = module.make_server(_answers, SecurityConfig())  # type: ignore[arg-type]  # any application works
         server.config.ws_protocol_class = _NoProtocol  # as if a library for web sockets were installed
         listening = socket.create_server(("127.0.0.1", 0))
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         reader, writer = await asyncio.open_connection(*listening.getsockname())
-        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
-        status = await reader.readline()
+        writer.write(request)
+        line = await reader.readline()
         writer.close()
         server.should_exit = True
         await serving
-        return status
+        return line
 
-    assert asyncio.run(play()).startswith(b"HTTP/1.1 200")
-    assert caplog.messages == []
+    return asyncio.run(play())
+
+
+def test_an_upgrade_to_a_web_socket_is_answered_like_any_request(capfd: pytest.CaptureFixture[str]) -> None:
+    upgrade = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+
+    assert _first_line_for(upgrade).startswith(b"HTTP/1.1 200")
+    assert capfd.readouterr().err == ""
+
+
+def test_bytes_that_are_no_request_print_nothing_on_the_terminal_of_a_run(capfd: pytest.CaptureFixture[str]) -> None:
+    assert _first_line_for(b"\x16\x03\x01\x02\x00\x01\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert capfd.readouterr().err == ""
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------

@@ -76,7 +76,18 @@ def tune(
     """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors. `page_of` returns the page that
     is served meanwhile.
     """
-    if not isinstance(space, SearchSpace) or not space.parameters:  # type: ignore[redundant-expr]
+    if not isinstance(train_fn, Script) and not callable(train_fn):  # type: ignore[redundant-expr]
+        raise ConfigError(
+            f"train_fn={train_fn!r} is not a function; pass one, or start a script with `strata tune SCRIPT`",
+            field="train_fn",
+        )
+    if not isinstance(space, SearchSpace):  # type: ignore[redundant-expr]
+        raise ConfigError(
+            f"space is a {type(space).__name__}; build one with SearchSpace().add_float(…), or read it with "
+            "SearchSpace.from_dict or SearchSpace.from_yaml",
+            field="space",
+        )
+    if not space.parameters:
         raise ConfigError("space has no parameters; add some with SearchSpace().add_float(…)", field="space")
     for field, number in {"workers": workers, "workers_per_trial": workers_per_trial, "nnodes": nnodes}.items():
         if number < 1:

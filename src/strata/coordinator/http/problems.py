@@ -74,7 +74,7 @@ async def _refuse(_request: Request, error: Exception) -> Response:
 async def _refuse_parameter(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    field = str(first["loc"][-1])
+    field = next(each for each in reversed(first["loc"]) if isinstance(each, str))  # numbers are places in a text
     return error_response(422, "InvalidArgument", f"{field}: {first['msg']}; see /openapi.json", field)
 
 

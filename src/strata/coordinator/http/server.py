@@ -196,7 +196,7 @@ def make_server(app: FastAPI, security: SecurityConfig, *, is_private: bool = Fa
     """
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_level="error",  # its warnings name neither the sender nor the port, and anyone can cause them
         access_log=False,
         ws="none",
         http=partial(GuardedProtocol, Connections(), is_private=is_private),  # type: ignore[arg-type]  # any factory works
