@@ -42,10 +42,12 @@ class FakeLogger:
     """What DDP measured of its last backward pass."""
 
     def __init__(self) -> None:
-        self.times = {"backward_compute_time_end": 0, "backward_comm_time_end": 0}
+        self.times = {"iteration": 0}
 
     def waited(self, from_ms: int, to_ms: int) -> None:
-        self.times = {"backward_compute_time_end": from_ms * MS, "backward_comm_time_end": to_ms * MS}
+        number = self.times["iteration"] + 1
+        names = ("iteration", "backward_compute_time_end", "backward_comm_time_end")
+        self.times = dict(zip(names, (number, from_ms * MS, to_ms * MS), strict=True))
 
     def set_runtime_stats_and_log(self) -> None:
         pass
@@ -203,6 +205,17 @@ def test_each_backward_pass_of_ddp_counts_once(process: Process) -> None:
     assert process.collective_s == pytest.approx(0.4)
 
 
+def test_a_module_of_ddp_that_is_created_later_counts_from_its_first_pass(process: Process) -> None:
+    logger, reducer = process.fake.logger(), process.fake.reducer()
+    process.begin()
+    process.forward(logger, reducer)
+    process.clock.now_s += 1
+    logger.waited(1_000, 1_300)
+    process.forward(logger, reducer)
+
+    assert process.collective_s == pytest.approx(0.3)
+
+
 def test_each_module_of_ddp_has_its_own_passes(process: Process) -> None:
     loggers = [process.fake.logger() for _ in range(2)]
     reducer = process.fake.reducer()
@@ -329,7 +342,9 @@ def test_a_failing_measurement_of_ddp_does_not_reach_the_script(
     caplog.set_level("DEBUG", "strata.train.collectives")
     logger, reducer = process.fake.logger(), process.fake.reducer()
     process.begin()
-    del logger.times["backward_comm_time_end"]
+    process.forward(logger, reducer)
+    assert process.collective_s == 0.0
+    logger.times = {"iteration": 1}  # a later version with other names
     process.forward(logger, reducer)
     process.forward(logger, reducer)
 

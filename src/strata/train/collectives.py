@@ -126,8 +126,9 @@ class CollectiveWaits:
         try:
             times = logger._get_ddp_logging_data().ints_map  # noqa: SLF001 - torch has no public name for it
             last, now_s = self._last.get(logger), self._now_s()
-            self._last[logger] = Pass(times["backward_comm_time_end"], now_s)
-            if last is not None:  # the first pass that is seen belongs to the time before
+            is_first = not times["iteration"]  # nothing is measured before it
+            self._last[logger] = Pass(0 if is_first else times["backward_comm_time_end"], now_s)
+            if last is not None and not is_first:  # the first pass that is seen belongs to the time before
                 self._meter.add("collective_s", exposed_s(times, last, now_s))
         except Exception as error:  # noqa: BLE001 - of torch: private names
             self.give_up(f"cannot read the times of DDP: {error!r}")
