@@ -5,7 +5,6 @@ The runs at the end are `strata run`: the verdict on a straggler and the ledger 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -22,7 +21,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 import torch.distributed as dist
-from servers import STRATA, TorchRanks, until
+from servers import STRATA, TorchRanks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from nursery import Lifeline
 
 DEADLINE_S = 90.0
+VERDICT_DEADLINE_S = 180.0
+"""For the start of two runs and ten seconds of training, which a busy machine may stretch."""
 NUM_STEPS, SLOW_S = 6, 0.1
 SLOW_RANK = 1
 STRATEGIES = {
@@ -114,7 +115,7 @@ def of_script(rank: int) -> dict[str, Any]:
     store: Any = dist.distributed_c10d._get_default_store()
     least_s = 0.0
     calls = (
-        lambda: dist.barrier(),
+        dist.barrier,
         lambda: dist.all_reduce(torch.ones(1)),
         lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(),
         lambda: dist.broadcast(torch.ones(1), src=SLOW_RANK),
@@ -219,3 +220,118 @@ def test_the_compiler_makes_the_same_graphs_with_measured_waits(tmp_path: Path, 
         without, measured_too = found["graphs"]
         assert without == measured_too
         assert found["collective_s"] > 0
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+TRAIN = """
+    import pathlib, sys, time
+    import torch, strata
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import Dataset
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 1_000_000
+
+        def __getitem__(self, index):
+            if sys.argv[1] == "data" and ctx.rank == 1:
+                time.sleep(0.05)
+            return torch.ones(8) * (index % 7)
+
+    ctx = strata.init(every=1_000_000)
+    torch.set_num_threads(1)
+    ctx.init_process_group()
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = ctx.dataloader(Rows(), batch_size=8)
+    end = torch.zeros(1)
+    for batch in loader:
+        if sys.argv[1] == "compute" and ctx.rank == 1:
+            time.sleep(0.2)
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        ctx.maybe_checkpoint({"model": model})
+        end.fill_(pathlib.Path("enough").exists())
+        torch.distributed.all_reduce(end)
+        if end.item():
+            break
+"""
+
+
+class SlowRun:
+    """`strata run` of the script above, whose rank 1 is slow."""
+
+    def __init__(self, place: Path, cause: str) -> None:
+        self.place = place
+        place.mkdir()
+        (place / "train.py").write_text(textwrap.dedent(TRAIN))
+        variables = {"STRATA_RUNS_DIR": str(place / "runs"), "OMP_NUM_THREADS": "1"}
+        with (place / "output").open("w") as output:
+            self._process = subprocess.Popen(
+                [str(STRATA), "run", "--workers=2", "--name=job", "train.py", cause],
+                cwd=place,
+                env={**os.environ, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self) -> str:
+        return (self.place / "output").read_text()
+
+    def get(self, path: str) -> Any:
+        found = re.search(r"dashboard: (http://\S+)\n", self.output)
+        assert found, self.output
+        return httpx.get(f"{found[1]}{path}?job=job", timeout=DEADLINE_S).json()
+
+    def until_named(self, rank: int, cause: str) -> Any:
+        """Return how the ranks spent their time once this rank is named with this cause."""
+        end_s, found = time.monotonic() + VERDICT_DEADLINE_S, None
+        while time.monotonic() < end_s:
+            assert self._process.poll() is None, self.output
+            if "dashboard: " in self.output:
+                found = self.get("/api/time")
+                verdict = found["straggler"]
+                if verdict is not None and (verdict["rank"], verdict["cause"]) == (rank, cause):
+                    return found
+            time.sleep(0.2)  # the page samples once a second
+        raise AssertionError(f"not within {VERDICT_DEADLINE_S} s: {found}\n{self.output}")
+
+    def end(self) -> None:
+        with suppress(OSError):
+            (self.place / "enough").touch()
+        try:
+            self._process.wait(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def slow_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SlowRun]]:
+    """Runs at the same time: a verdict needs ten seconds of measured time."""
+    place = tmp_path_factory.mktemp("runs")
+    runs = {cause: SlowRun(place / cause, cause) for cause in ("compute", "data")}
+    yield runs
+    for run in runs.values():
+        run.end()
+
+
+@pytest.mark.timeout(VERDICT_DEADLINE_S + DEADLINE_S)
+@pytest.mark.parametrize("cause", ["compute", "data"])
+def test_the_slow_rank_of_a_ddp_script_is_named_with_its_cause(slow_runs: dict[str, SlowRun], cause: str) -> None:
+    run = slow_runs[cause]
+    time_of_ranks = run.until_named(SLOW_RANK, cause)
+    goodput = run.get("/api/goodput")
+
+    workers = time_of_ranks["workers"]["items"]
+    assert all(worker["is_collective_known"] for worker in workers)
+    blocked = {worker["rank"]: worker["blocked"] for worker in workers}
+    assert max(blocked[0]) > 0.5 > min(blocked[SLOW_RANK]), blocked
+    for entry in (goodput["run"], *goodput["attempts"]):
+        assert sum(entry["parts_s"].values()) == pytest.approx(entry["total_s"], abs=1e-6)
+        assert min(entry["parts_s"].values()) >= 0
+        assert entry["parts_s"]["barriers"] > 2.0, "rank 0 waits for most of ten seconds"

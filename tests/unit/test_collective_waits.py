@@ -298,10 +298,12 @@ def test_a_process_that_begins_to_use_an_accelerator_gets_back_the_rate_of_torch
     process.begin()
     reducer = process.fake.reducer()
     process.forward(process.fake.logger(), reducer)
+    assert reducer.rate == EVERY_ITERATION
     process.fake.is_on_gpu = True
     assert process.collective_s is None
-    process.forward(process.fake.logger(), reducer)
+    assert reducer.rate == TORCHS_RATE
 
+    process.forward(process.fake.logger(), reducer)
     assert reducer.rate == TORCHS_RATE
 
 
@@ -397,10 +399,20 @@ def test_closing_puts_back_what_was_wrapped(process: Process) -> None:
     assert [dict(vars(owner)) for owner in owners] == before
 
 
+def test_closing_leaves_ddp_with_the_rate_of_torch(process: Process) -> None:
+    reducer = process.fake.reducer()
+    process.begin()
+    process.forward(process.fake.logger(), reducer)
+    assert reducer.rate == EVERY_ITERATION
+    process.waits.close()
+
+    assert reducer.rate == TORCHS_RATE
+
+
 def test_a_wrapper_around_ours_survives_and_nothing_is_counted_after_the_end(process: Process) -> None:
     process.begin()
     ours = process.fake.Work.wait
-    process.fake.Work.wait = lambda work, seconds: ours(work, seconds)  # type: ignore[method-assign]  # a profiler
+    process.fake.Work.wait = lambda *arguments: ours(*arguments)  # type: ignore[method-assign]  # noqa: PLW0108 - a profiler
     process.waits.close()
 
     assert process.fake.Work().wait(1.0)
@@ -419,7 +431,7 @@ def test_a_second_context_of_a_process_measures_nothing(process: Process) -> Non
 
 def test_names_of_the_installed_torch_can_be_wrapped_and_put_back() -> None:
     torch = pytest.importorskip("torch")
-    import torch.distributed as dist  # noqa: PLC0415 - an option
+    import torch.distributed as dist
 
     class Counting:
         num_waits = 0

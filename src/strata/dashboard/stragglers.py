@@ -109,9 +109,7 @@ def attribute(ranks: Sequence[RankSpent]) -> Straggler | NoVerdict:
         )
     own = statistics.median(1.0 - share for share, _, _ in others)
     factor = (1.0 - least) / max(own, 1e-3)
-    return Straggler(
-        culprit.worker_id, culprit.rank, cause, factor, excess[cause], is_data_known=its.data_s > 0
-    )
+    return Straggler(culprit.worker_id, culprit.rank, cause, factor, excess[cause], is_data_known=its.data_s > 0)
 
 
 class Stragglers:

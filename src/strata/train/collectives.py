@@ -13,6 +13,7 @@ value unset.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -67,6 +68,8 @@ class CollectiveWaits:
         self._has_group = False
         self._last: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         """By the logger of a DDP module."""
+        self._reducers: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Of DDP modules that measure each iteration."""
 
     def begin(self) -> None:
         """Measure from now on. Called by the training thread, which is the only one whose waits count."""
@@ -79,7 +82,7 @@ class CollectiveWaits:
             if not self._is_measurable():
                 return
             _wrap(self._modules["torch"])
-        except Exception as error:  # of torch: a version without one of these names
+        except Exception as error:  # noqa: BLE001 - of torch: a version without one of these names
             self.give_up(f"torch cannot be measured: {error!r}")
             _unwrap()
             return
@@ -90,6 +93,7 @@ class CollectiveWaits:
         if _measuring.waits is self:
             _measuring.waits = None
             _unwrap()
+            self._reset_rates()
 
     def is_known(self) -> bool:
         """Return whether all waits are measured. Another thread calls it about once a second."""
@@ -106,11 +110,12 @@ class CollectiveWaits:
         if not self._why_unknown:
             log.debug("waits in collectives are not measured: %s", why)
             self._why_unknown = why
+            self._reset_rates()
 
     # -- the training thread ---------------------------------------------------------------------------------------
 
     def is_of_training(self) -> bool:
-        """Return whether this is the training thread. Others communicate beside it, and may wait as long as they want."""
+        """Return whether this is the training thread; waits of others, such as lanes, do not stop training."""
         return get_ident() == self._thread and not self._why_unknown
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -124,7 +129,7 @@ class CollectiveWaits:
             self.give_up("DDP runs in another thread than the one that reports steps")
             return
         try:
-            times = logger._get_ddp_logging_data().ints_map  # noqa: SLF001 - torch has no public name for it
+            times = logger._get_ddp_logging_data().ints_map  # torch has no public name for it
             last, now_s = self._last.get(logger), self._now_s()
             is_first = not times["iteration"]  # nothing is measured before it
             self._last[logger] = Pass(0 if is_first else times["backward_comm_time_end"], now_s)
@@ -133,13 +138,21 @@ class CollectiveWaits:
         except Exception as error:  # noqa: BLE001 - of torch: private names
             self.give_up(f"cannot read the times of DDP: {error!r}")
 
-    def set_rate(self, reducer: Any) -> None:
-        """Let DDP measure its next iteration, or only what it measures by default."""
+    def iteration_begins(self, reducer: Any) -> None:
+        """Let DDP measure each iteration."""
+        if self._why_unknown or reducer in self._reducers:
+            return
         try:
-            # torch has no public name for it
-            reducer._set_ddp_runtime_logging_sample_rate(TORCHS_RATE if self._why_unknown else EVERY_ITERATION)  # noqa: SLF001
+            reducer._set_ddp_runtime_logging_sample_rate(EVERY_ITERATION)  # torch has no public name for it
+            self._reducers.add(reducer)
         except Exception as error:  # noqa: BLE001 - of torch: private names
             self.give_up(f"cannot measure every iteration of DDP: {error!r}")
+
+    def _reset_rates(self) -> None:
+        with contextlib.suppress(Exception):  # of torch: private names
+            for reducer in tuple(self._reducers):
+                reducer._set_ddp_runtime_logging_sample_rate(TORCHS_RATE)
+        self._reducers.clear()
 
     # -- what can be measured --------------------------------------------------------------------------------------
 
@@ -184,7 +197,7 @@ def unmeasurable(modules: Mapping[str, ModuleType]) -> str:
 
 def _backends(modules: Mapping[str, ModuleType]) -> list[str]:
     """Return the backend of each process group for tensors of the CPU."""
-    world: Any = modules["torch.distributed.distributed_c10d"]._world  # noqa: SLF001 - torch has no public list
+    world: Any = modules["torch.distributed.distributed_c10d"]._world  # torch has no public list
     return [backend_of_cpu(str(config)) for config in tuple(world.pg_backend_config.values())]
 
 
@@ -228,11 +241,11 @@ def _hidden_from_compiler(torch: Any) -> Callable[[Any], None]:
 
     `torch.compiler.disable` would do so, too, but imports the compiler, which takes seconds.
     """
-    compiler: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 - torch has no public name for it
-    skip = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)  # noqa: SLF001
+    compiler: Any = torch._C._dynamo.eval_frame  # torch has no public name for it
+    skip = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)
 
     def hide(function: Any) -> None:
-        function._torchdynamo_disable = True  # noqa: SLF001 - what `torch.compiler.disable` sets
+        function._torchdynamo_disable = True  # what `torch.compiler.disable` sets
         compiler.set_code_exec_strategy(function.__code__, skip)
 
     return hide
@@ -247,7 +260,7 @@ def _replace(owner: Any, name: str, wrapper_of: Callable[[Any], Any], hide: Call
 
 
 def _unwrap() -> None:
-    """Put the originals back, except where something else has wrapped a wrapper since: that one only passes calls on."""
+    """Put the originals back. A wrapper that something else has wrapped since stays and only passes calls on."""
     while _measuring.originals:
         owner, name, original, wrapper = _measuring.originals.pop()
         if vars(owner).get(name) is not wrapper:
@@ -284,7 +297,7 @@ def _rated(original: Any) -> Any:
     def call(reducer: Any) -> Any:
         waits = _measuring.waits
         if waits is not None:
-            waits.set_rate(reducer)
+            waits.iteration_begins(reducer)
         return original(reducer)
 
     return call
