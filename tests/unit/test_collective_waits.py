@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from strata.coordinator.state.time_use import TimeUse
+from strata.identity import Identity
 from strata.train.collectives import EVERY_ITERATION, TORCHS_RATE, CollectiveWaits, Pass, backend_of_cpu, exposed_s
 from strata.train.time_use import TimeUseMeter
 
@@ -185,6 +186,24 @@ def test_a_collective_inside_another_wait_counts_as_that_one(process: Process) -
     process.fake.Work().wait(0.5)
 
     assert process.meter.read() == TimeUse(measured_s=2.5, data_s=1.0, checkpoint_s=1.0, collective_s=0.5)
+
+
+def test_a_loader_knows_that_its_caller_waits_for_it() -> None:
+    map_style = pytest.importorskip("strata.data.map_style")
+    found: list[bool] = []
+
+    class Rows:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            found.append(loader.is_waited_for)
+            return index
+
+    loader = map_style.map_loader(Rows(), ranks=Identity(), batch_size=2)
+    found.extend(loader.is_waited_for for _ in loader)
+
+    assert found == [True, True, False] * 2
 
 
 def test_each_backward_pass_of_ddp_counts_once(process: Process) -> None:

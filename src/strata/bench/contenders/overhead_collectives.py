@@ -8,8 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.distributed import HashStore, all_reduce, destroy_process_group, init_process_group
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from strata.train.collectives import CollectiveWaits
@@ -26,9 +25,10 @@ NUM_TURNS, NUM_CALLS = 200, 50
 
 def main() -> None:
     torch.set_num_threads(1)
-    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(NUM_LAYERS))))
-    done: Any = all_reduce(torch.ones(1), async_op=True)
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # torch does not declare the export
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model: Any = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(NUM_LAYERS))))
+    done: Any = distributed.all_reduce(torch.ones(1), async_op=True)
 
     def step() -> None:
         """What DDP calls before a forward pass; the pass itself is the same."""
@@ -41,7 +41,7 @@ def main() -> None:
         "collective_ddp_us": added_us(step),
         "collective_call_us": added_us(lambda: done.wait()),  # noqa: PLW0108 - the wrapper is looked up in each call
     }
-    destroy_process_group()
+    distributed.destroy_process_group()
     print(json.dumps({"figures": figures}))
 
 
