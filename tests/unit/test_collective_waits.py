@@ -418,6 +418,14 @@ def test_closing_puts_back_what_was_wrapped(process: Process) -> None:
     assert [dict(vars(owner)) for owner in owners] == before
 
 
+def test_the_last_heartbeat_after_the_end_keeps_what_was_measured(process: Process) -> None:
+    process.begin()
+    process.fake.Work().wait(2.0)
+    process.waits.close()
+
+    assert process.collective_s == 2.0
+
+
 def test_closing_leaves_ddp_with_the_rate_of_torch(process: Process) -> None:
     reducer = process.fake.reducer()
     process.begin()
@@ -435,7 +443,7 @@ def test_a_wrapper_around_ours_survives_and_nothing_is_counted_after_the_end(pro
     process.waits.close()
 
     assert process.fake.Work().wait(1.0)
-    assert process.meter.read() == TimeUse(measured_s=1.0)
+    assert process.meter.read() == TimeUse(measured_s=1.0, collective_s=0.0)
 
 
 def test_a_second_context_of_a_process_measures_nothing(process: Process) -> None:

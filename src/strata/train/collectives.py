@@ -96,9 +96,9 @@ class CollectiveWaits:
             self._reset_rates()
 
     def is_known(self) -> bool:
-        """Return whether all waits are measured. Another thread calls it about once a second."""
+        """Return whether all waits are measured, or were until the end. Another thread calls it about once a second."""
         if _measuring.waits is not self:
-            return False
+            return self._has_group and not self._why_unknown
         try:
             return self._is_measurable() and self._has_group
         except Exception as error:  # noqa: BLE001 - of torch: private names, and a group that is just being created

@@ -712,7 +712,6 @@ class Context:
                 return
             self._is_closed = True
         self._withdraw()
-        self._collective_waits.close()
         self._loggers_of_script.close()
         try:
             if not is_failing and is_exiting and self.world_size > 1:
@@ -724,7 +723,8 @@ class Context:
             self.checkpoints.close()
         finally:
             reason = "failed" if is_failing else "done"
-            self._membership.leave(together=self._has_saved and not is_failing, reason=reason)
+            with contextlib.closing(self._collective_waits):  # last: until then, heartbeats read what it measures
+                self._membership.leave(together=self._has_saved and not is_failing, reason=reason)
 
     def _close_at_exit(self) -> None:
         self.close(is_failing=getattr(sys, "last_value", None) is not None, is_exiting=True)
