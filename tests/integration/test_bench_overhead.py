@@ -20,6 +20,7 @@ KEYS = {
         "maybe_checkpoint_us",
         "save_stall_ms",
     },
+    "strata collectives": {"collective_ddp_us", "collective_call_us"},
     "strata start": {"start_s"},
 }
 

@@ -48,6 +48,17 @@ def test_data_waits_are_evidence_without_measured_collectives_and_computing_is_n
     assert "cannot be compared" in why(*others, rank(2, is_collective_known=False))
 
 
+def test_without_measured_waits_for_data_it_stays_open_whether_a_rank_computes_or_waits_for_them() -> None:
+    others = [rank(0, data=0.1, blocked=0.6), rank(1, data=0.1, blocked=0.7)]
+    measured, unmeasured = (attribute([*others, rank(2, data=data, blocked=0.05)]) for data in (0.001, 0.0))
+
+    assert isinstance(measured, Straggler)
+    assert isinstance(unmeasured, Straggler)
+    assert (measured.cause, unmeasured.cause) == ("compute", "compute")
+    assert measured.line.endswith("its steps compute longer")
+    assert unmeasured.line.endswith("its steps take longer, in computing or in a loader that measures no waits")
+
+
 def test_ranks_that_hide_their_waits_in_collectives_get_no_verdict() -> None:
     slow = rank(1, data=0.7, is_collective_known=False)
 

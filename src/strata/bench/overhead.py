@@ -9,6 +9,7 @@ BENCHMARK = Benchmark(
     title="Overhead",
     contenders=(
         Contender(name="strata", module="strata.bench.contenders.overhead_strata", usual_s=70.0),
+        Contender(name="strata collectives", module="strata.bench.contenders.overhead_collectives", usual_s=5.0),
         Contender(name="strata start", module="strata.bench.contenders.overhead_start", usual_s=10.0),
         Contender(name="torchrun start", module="strata.bench.contenders.overhead_start_torchrun", usual_s=15.0),
     ),
@@ -22,6 +23,8 @@ BENCHMARK = Benchmark(
         Figure(key="report_us", title="ctx.report", unit="µs"),
         Figure(key="maybe_checkpoint_us", title="ctx.maybe_checkpoint without a save", unit="µs"),
         Figure(key="save_stall_ms", title="ctx.maybe_checkpoint with a save: training stall", unit="ms"),
+        Figure(key="collective_ddp_us", title="measuring the waits of DDP, per step", unit="µs"),
+        Figure(key="collective_call_us", title="measuring another wait in a collective", unit="µs"),
         Figure(
             key="start_over_torchrun",
             title="command to first step: Strata / torchrun",
@@ -36,6 +39,7 @@ BENCHMARK = Benchmark(
         "A step is forward, backward and Adam on one core; the batch size is chosen so that a step takes 20 ms.",
         "With Strata: under strata run, a report after every step, a checkpoint every 50 steps.",
         "In each round, Strata and two plain loops alternate every 10 steps, and end with the same weights.",
+        "Waits in collectives: a DDP module with 100 parameters, with and without measuring in alternation.",
         "Start: the same script for both, 2 gloo ranks with DDP and one step. It does not import Strata.",
     ),
 )

@@ -4,8 +4,9 @@ In a synchronous strategy all ranks make steps at the pace of the slowest, so st
 the time that each spends waiting for the others: the culprit is the rank that waits least. Its excess of data waits,
 saves or computing over the median names the cause.
 
-Waits in collectives of torch are not measured by scripts, and are then part of computing. An excess of computing is no
-evidence in that case; an excess of data waits or saves is, if the others wait at barriers.
+Waits in collectives of torch that a worker cannot measure, such as those on accelerators, are part of computing. An
+excess of computing is no evidence in that case; an excess of data waits or saves is, if the others wait at barriers.
+Waits for a loader that measures none are part of computing, too. The verdict then leaves open which of the two it is.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _CAUSES: dict[StragglerCause, str] = {
     "compute": "its steps compute longer",
     "checkpoint": "its saves take longer",
 }
+_COMPUTE_OR_DATA = "its steps take longer, in computing or in a loader that measures no waits"
 
 
 class RankSpent(NamedTuple):
@@ -54,12 +56,16 @@ class Straggler(NamedTuple):
     excess: float
     """Share of the time by which its cause exceeds the median of the others."""
     since_step: int | None = None
+    is_data_known: bool = True
+    """False: it has measured no wait for data, which may be part of computing."""
 
     @property
     def line(self) -> str:
         factor = f"{self.factor:.1f}".removesuffix(".0")
         since = "" if self.since_step is None else f" since step {self.since_step}"
-        return f"rank {self.rank} is {factor}× slower than the median{since}: {_CAUSES[self.cause]}"
+        is_open = self.cause == "compute" and not self.is_data_known
+        why = _COMPUTE_OR_DATA if is_open else _CAUSES[self.cause]
+        return f"rank {self.rank} is {factor}× slower than the median{since}: {why}"
 
 
 class NoVerdict(NamedTuple):
@@ -102,7 +108,8 @@ def attribute(ranks: Sequence[RankSpent]) -> Straggler | NoVerdict:
             "cannot be compared"
         )
     own = statistics.median(1.0 - share for share, _, _ in others)
-    return Straggler(culprit.worker_id, culprit.rank, cause, (1.0 - least) / max(own, 1e-3), excess[cause])
+    factor = (1.0 - least) / max(own, 1e-3)
+    return Straggler(culprit.worker_id, culprit.rank, cause, factor, excess[cause], is_data_known=its.data_s > 0)
 
 
 class Stragglers:

@@ -104,6 +104,8 @@ def _counting(kind: Any) -> Any:
         """Rows that this rank delivered in total, for monitoring."""
         waited_s = 0.0
         """Seconds inside `next()` in total."""
+        is_waited_for = False
+        """Whether the caller is inside `next()`."""
 
         @property
         def position(self) -> tuple[int, int]:
@@ -270,6 +272,7 @@ class _Deliveries:
         rows: MapRows = self._loader.map_rows
         if not rows.is_current(self._number):
             raise StrataError(CLOSED)
+        self._loader.is_waited_for = True
         began_s = time.perf_counter()
         try:
             batch, num_rows = next(self._batches)
@@ -278,6 +281,7 @@ class _Deliveries:
             raise
         finally:
             self._loader.waited_s += time.perf_counter() - began_s
+            self._loader.is_waited_for = False
         rows.delivered(self._num_delivered)
         self._num_delivered += 1
         self._loader.rows_delivered += num_rows

@@ -33,6 +33,7 @@ from strata.lifecycle import Home, at_exit, renewed
 from strata.train import pytrees
 from strata.train.agreement import Agreement, Due
 from strata.train.alone import Alone
+from strata.train.collectives import CollectiveWaits
 from strata.train.last_step import LastStep
 from strata.train.loaders import Loaders, is_path, map_style_module
 from strata.train.loggers import Loggers
@@ -155,6 +156,8 @@ class Context:
         self.time_use = TimeUseMeter()
         """Where the wall time of this process goes."""
         self.time_use.add_source("barrier_s", lambda: self._agreement.waited_s)
+        self._collective_waits = CollectiveWaits(self.time_use)
+        self.time_use.is_collective_known = self._collective_waits.is_known
         membership.measure(self.time_use.read)
 
     # -- identity --------------------------------------------------------------------------------------------------
@@ -322,7 +325,9 @@ class Context:
         self._gauges.are_loaders_per_rank = self._loaders.are_per_rank
         waited_s = data_wait(loader)
         if waited_s is not None:
-            self.time_use.add_source("data_s", waited_s)
+            self.time_use.add_source(
+                "data_s", waited_s, is_waiting=lambda: getattr(loader, "is_waited_for", False) is True
+            )
         if hasattr(loader, "rows_delivered"):
             self._gauges.add_rows(lambda: loader.rows_delivered)
         if was_waiting and self._restored is not None and self._restored[0] == self.step:
@@ -436,10 +441,16 @@ class Context:
             self.epoch = epoch
         self._membership.report("TRAINING", self.step, self.epoch, metrics)
         if not self.time_use.is_begun:
-            self.time_use.begin()
+            self._begin_measuring()
         for listener in _listeners:
             listener.reported(self, metrics)
         self._loggers_of_script.log(self.step, metrics)
+
+    def _begin_measuring(self) -> None:
+        """The first step has ended."""
+        self.time_use.begin()
+        if self.world_size > 1:
+            self._collective_waits.begin()
 
     def watch(self, gauges: Callable[[], Mapping[str, float]]) -> None:
         """Report the metrics that `gauges` returns, too. Another thread calls it about once a second."""
@@ -717,7 +728,8 @@ class Context:
             self.checkpoints.close()
         finally:
             reason = "failed" if is_failing else "done"
-            self._membership.leave(together=self._has_saved and not is_failing, reason=reason)
+            with contextlib.closing(self._collective_waits):  # last: until then, heartbeats read what it measures
+                self._membership.leave(together=self._has_saved and not is_failing, reason=reason)
 
     def _close_at_exit(self) -> None:
         self.close(is_failing=getattr(sys, "last_value", None) is not None, is_exiting=True)

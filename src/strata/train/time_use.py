@@ -2,14 +2,14 @@
 
 Only waits are measured: what they leave is computing. Most of them are rare (a save, a barrier), so a step that does
 none of this costs one comparison. Loaders count the time inside `next()` themselves; the thread that sends heartbeats
-reads their sums about once a second.
+reads their sums about once a second. Waits in collectives of torch come from `collectives.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from strata.clock import Clock, SystemClock
 from strata.coordinator.state.time_use import TimeUse
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
-Wait = Literal["data_s", "checkpoint_s", "barrier_s", "restore_s"]
-_WAITS: tuple[Wait, ...] = ("data_s", "checkpoint_s", "barrier_s", "restore_s")
+Wait = Literal["data_s", "checkpoint_s", "barrier_s", "restore_s", "collective_s"]
+_WAITS: tuple[Wait, ...] = get_args(Wait)
+MAX_READS = 3
+"""Reads of the sums until no wait has ended in between."""
 
 
 class TimeUseMeter:
@@ -27,19 +29,34 @@ class TimeUseMeter:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.is_begun = False
+        self.is_collective_known: Callable[[], bool] = lambda: False
+        """Whether waits in collectives are measured; another thread calls it."""
         self._now_s = (clock or SystemClock()).monotonic_s
         self._began_s = 0.0
         self._sums: dict[Wait, float] = dict.fromkeys(_WAITS, 0.0)
         self._sources: list[tuple[Wait, Callable[[], float]]] = []
+        self._is_waiting: list[Callable[[], bool]] = []
+        """Of sources: whether the training thread waits there now."""
         self._before: dict[Wait, float] = dict.fromkeys(_WAITS, 0.0)
         """Seconds of each wait before the first step."""
         self._depth = 0
         self._open: tuple[Wait, float] | None = None
         """The wait in progress and its beginning."""
 
-    def add_source(self, wait: Wait, total_s: Callable[[], float]) -> None:
-        """Add what is measured elsewhere; another thread calls `total_s`, which never decreases."""
+    def add_source(
+        self, wait: Wait, total_s: Callable[[], float], *, is_waiting: Callable[[], bool] | None = None
+    ) -> None:
+        """Add what is measured elsewhere; another thread calls `total_s`, which never decreases.
+
+        `is_waiting`: whether the training thread waits there now, if other waits may lie inside that one.
+        """
         self._sources.append((wait, total_s))
+        if is_waiting is not None:
+            self._is_waiting.append(is_waiting)
+
+    def add(self, wait: Wait, seconds: float) -> None:
+        """Add a wait of the training thread that has ended."""
+        self._sums[wait] += seconds
 
     def begin(self) -> None:
         """The first step has ended."""
@@ -50,6 +67,9 @@ class TimeUseMeter:
     @contextlib.contextmanager
     def during(self, wait: Wait) -> Iterator[None]:
         """Count the body as a wait of the training thread. Inside another wait, it counts as that one."""
+        if any(is_waiting() for is_waiting in self._is_waiting):
+            yield
+            return
         self._depth += 1
         began_s = self._now_s()
         if self._depth == 1:
@@ -59,20 +79,25 @@ class TimeUseMeter:
         finally:
             self._depth -= 1
             if not self._depth:
+                self._open = None  # first, so that `read` never counts it twice
                 self._sums[wait] += self._now_s() - began_s
-                self._open = None
 
     def read(self) -> TimeUse | None:
         """Return the sums, with a wait in progress; None before the first step."""
         if not self.is_begun:
             return None
-        is_open, totals = self._open, self._totals()
+        for _ in range(MAX_READS):
+            is_open, totals = self._open, self._totals()
+            if self._open is is_open:  # otherwise the totals may already have it
+                break
         now_s = self._now_s()
         if is_open is not None:
             wait, began_s = is_open
             totals[wait] += max(now_s - max(began_s, self._began_s), 0.0)
-        since = {wait: max(totals[wait] - self._before[wait], 0.0) for wait in _WAITS}
-        return TimeUse(measured_s=max(now_s - self._began_s, 0.0), **since)
+        since: dict[Wait, float | None] = {wait: max(totals[wait] - self._before[wait], 0.0) for wait in _WAITS}
+        if not self.is_collective_known():
+            since["collective_s"] = None
+        return TimeUse(measured_s=max(now_s - self._began_s, 0.0), **since)  # type: ignore[arg-type]  # others are numbers
 
     def _totals(self) -> dict[Wait, float]:
         totals = dict(self._sums)

@@ -55,6 +55,7 @@ def build(trainer: Trainer, config: FitConfig, ctx: Context) -> Parts:
         bound = serving.bind(trainer, optimizer, ranks, ctx)
     else:
         bound = trainer.strategy.bind(module, ranks)
+    ctx.time_use.add_source("collective_s", lambda: bound.waited_s)
     if bound.num_ahead and getattr(loader, "has_global_state", False):
         loader = LookAhead(loader)
     monitor, better = _monitored(trainer, metrics, config)

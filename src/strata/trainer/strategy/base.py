@@ -97,6 +97,11 @@ class Bound(Protocol):
         """Leave the module as plain as it was bound. Called once, after the last step."""
         return
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds in total for which the training thread has waited for other ranks, without torch's collectives."""
+        return 0.0
+
     def after_step(self, step: int) -> None:
         """Do what is due after an optimizer step, such as averaging the weights every few steps."""
         ...

@@ -113,6 +113,10 @@ class DataParallel(Bound):
         """Broadcast the buffers of rank 0, as DDP does before every forward pass."""
         broadcast_from_first(self._buffers)
 
+    @property
+    def waited_s(self) -> float:
+        return 0.0 if self._neighbors is None else self._neighbors.waited_s
+
     def close(self) -> None:
         """Disconnect from the other ranks of this machine. The module cannot be trained any more."""
         if self._neighbors is not None:

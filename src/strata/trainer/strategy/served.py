@@ -113,6 +113,10 @@ class Served(Bound):
             for dense in self._dense:
                 dense.put(rows[dense.name])
 
+    @property
+    def waited_s(self) -> float:
+        return self._inner.waited_s
+
     def after_step(self, step: int) -> None:
         self._inner.after_step(step)
 
@@ -130,6 +134,7 @@ class Served(Bound):
             parent, _, attribute = place.rpartition(".")
             setattr(self._module.get_submodule(parent), attribute, original)
         self._link.close()
+        self._inner.close()
 
     def state_dict(self) -> dict[str, Any]:
         return self._inner.state_dict()

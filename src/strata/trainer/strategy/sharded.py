@@ -59,6 +59,10 @@ class Sharded(Bound):
         for each in self._sharded:
             each.step()
 
+    @property
+    def waited_s(self) -> float:
+        return self._inner.waited_s
+
     def after_step(self, step: int) -> None:
         self._inner.after_step(step)
 
@@ -69,6 +73,7 @@ class Sharded(Bound):
         """Put the embeddings back into the module, without rows: a checkpoint has them."""
         for each in self._sharded:
             _put(self._module, each.collection.place, each.collection.module)
+        self._inner.close()
         self._leave()
 
     def state_dict(self) -> dict[str, Any]:

@@ -77,6 +77,8 @@ class Neighbors:
     def __init__(self, peers: dict[int, socket.socket], slabs: Sequence[Slab], *, timeout_s: float = MEET_S) -> None:
         self.slabs = list(slabs)
         """By rank; one of them is our own."""
+        self.waited_s = 0.0
+        """Seconds for which this rank has waited for others."""
         self._peers = peers
         self._timeout_s = timeout_s
         for peer in peers.values():
@@ -90,7 +92,9 @@ class Neighbors:
                 raise _lost(rank) from error
         missing = {rank: peer for rank, peer in self._peers.items() if not _has_arrived(rank, peer)}
         if missing:
-            self._wait(missing)
+            began_s = time.monotonic()
+            self._wait(missing, began_s + self._timeout_s)
+            self.waited_s += time.monotonic() - began_s
 
     def close(self) -> None:
         """Close the connections; ranks that still wait for this one get an error."""
@@ -99,8 +103,7 @@ class Neighbors:
         for slab in self.slabs:
             slab.close()
 
-    def _wait(self, missing: dict[int, socket.socket]) -> None:
-        deadline_s = time.monotonic() + self._timeout_s
+    def _wait(self, missing: dict[int, socket.socket], deadline_s: float) -> None:
         poll = select.poll()
         ranks = {peer.fileno(): rank for rank, peer in missing.items()}
         for fd in ranks:
