@@ -76,12 +76,12 @@ def tune(
     """Run a study; `TrainingOrchestrator.tune` documents the arguments and the errors. `page_of` returns the page that
     is served meanwhile.
     """
-    if not isinstance(train_fn, Script) and not callable(train_fn):  # type: ignore[redundant-expr]
+    if not isinstance(train_fn, Script) and not callable(train_fn):
         raise ConfigError(
             f"train_fn={train_fn!r} is not a function; pass one, or start a script with `strata tune SCRIPT`",
             field="train_fn",
         )
-    if not isinstance(space, SearchSpace):  # type: ignore[redundant-expr]
+    if not isinstance(space, SearchSpace):
         raise ConfigError(
             f"space is a {type(space).__name__}; build one with SearchSpace().add_float(…), or read it with "
             "SearchSpace.from_dict or SearchSpace.from_yaml",
