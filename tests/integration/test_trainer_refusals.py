@@ -152,6 +152,26 @@ def test_a_label_of_strings_is_named_with_the_loss_that_cannot_use_it() -> None:
     assert "the target a list of 6 str" in message
 
 
+def test_an_evaluation_and_predictions_explain_what_does_not_fit() -> None:
+    x, y = arrays(6)
+    classes = trainer(module=nn.Linear(4, 3), loss=nn.CrossEntropyLoss())
+
+    assert "the loss does not fit: IndexError" in refusal(lambda: classes.evaluate((x, y.long() - 1)))
+    assert "the module does not fit the data: RuntimeError" in refusal(lambda: classes.predict(x[:, :2]))
+
+
+@pytest.mark.parametrize("place", ["a_file", "a_file/below"])
+def test_a_place_of_checkpoints_that_cannot_be_a_directory_is_refused_before_the_first_step(place: str) -> None:
+    Path("a_file").write_text("")
+    module = network()
+    before = weights(module)
+
+    assert f"checkpoints={place!r} cannot be created as a directory" in refusal(
+        lambda: trainer(module=module, checkpoints=place).fit(arrays(6))
+    )
+    assert weights(module) == before
+
+
 # -- values that are not finite ----------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from torch import distributed
 from torch.utils._pytree import tree_map, tree_map_only
 
 from strata.errors import InvalidArgument
+from strata.trainer.diagnosis import OF_MODULES, explain
 from strata.trainer.objective import own_loss
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Evaluator:
         loss_sum = num_rows = 0.0
         for batch, output in self._outputs(loader):
             if objective.loss is not None or own_loss(output) is not None:
-                loss = objective(output, batch.target, batch.weight).item()
+                with self._explained(batch, is_first=not num_rows):
+                    loss = objective(output, batch.target, batch.weight).item()
                 loss_sum += loss * (1 if objective.is_sum else batch.num_rows)
                 num_rows += batch.num_rows
             if metrics and not isinstance(output, torch.Tensor):
@@ -74,11 +76,20 @@ class Evaluator:
     def _outputs(self, loader: Any) -> Iterator[tuple[Batch, Any]]:
         """Yield batches with the module's predictions, without gradients."""
         with self._evaluating(), torch.inference_mode():
-            for raw in loader:
+            for number, raw in enumerate(loader):
                 batch = self._splitter(raw)
-                with self.autocast():
+                with self.autocast(), self._explained(batch, is_first=not number):
                     output = self._trainer.prediction_step(self._module, batch)
                 yield batch, output
+
+    @contextlib.contextmanager
+    def _explained(self, batch: Batch, *, is_first: bool) -> Iterator[None]:
+        """Explain an error of the module or the loss."""
+        try:
+            yield
+        except OF_MODULES as error:
+            explain(error, self._module, batch, is_first=is_first)
+            raise
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:

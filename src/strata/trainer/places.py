@@ -41,12 +41,14 @@ def choose(
         is_worker: The launcher of this process has chosen a place.
 
     Raises:
-        InvalidArgument: The named place has checkpoints, and the fit does not resume.
+        InvalidArgument: The named place has checkpoints, and the fit does not resume; or it cannot be a directory.
     """
     if is_worker:
         return "" if named is None else os.fspath(named)
     if named is not None:
         place = os.fspath(named)
+        if "://" not in place:
+            _make_directory(place)
         step = _last_step(place, storage_options)
         if step is not None and not resume:
             raise InvalidArgument(
@@ -63,6 +65,17 @@ def choose(
             return str(newest)
         log.warning("resume=True, but %s has no checkpoint; starting from the beginning", root)
     return str(root / new_name(SystemClock()))
+
+
+def _make_directory(place: str) -> None:
+    """Create a directory now: the first save may be hours away."""
+    try:
+        Path(place).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(
+            f"checkpoints={place!r} cannot be created as a directory ({error.strerror}); name another one",
+            field="checkpoints",
+        ) from error
 
 
 def _script() -> str:
