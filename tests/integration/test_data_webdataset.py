@@ -26,8 +26,8 @@ from webdataset import tariterators
 
 from strata.cli.app import app
 from strata.data import StructuredDataset
-from strata.data.indexing import index_shards
-from strata.data.packing import pack
+from strata.data.indexer import index_shards
+from strata.data.packer import pack
 from strata.data.source.braces import expand
 from strata.errors import DataFileInvalid, InvalidArgument, NoData, NullsFound, PlanChanged
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from strata.data.batch.assembly import Batches
-from strata.data.batch.decoding import Decoding
-from strata.data.runtime.samples import MAX_BATCHES_AHEAD, DecodedBlocks
+from strata.data.batch.decoders import Decoding
+from strata.data.runtime.decoded import MAX_BATCHES_AHEAD, DecodedBlocks
 from strata.errors import DataFileInvalid
 
 TIMEOUT_S = 30

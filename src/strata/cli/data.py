@@ -224,7 +224,7 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Write an index beside each tar shard, so that planning need not walk it."""
-    data = _imported("strata.data.indexing")
+    data = _imported("strata.data.indexer")
     with _progress(is_shown=not as_json) as progress:
         task = progress.add_task("indexing", total=None)
 
@@ -256,14 +256,14 @@ def pack(
     as_json: AsJson = False,
 ) -> None:
     """Pack a directory into tar shards with indexes; repeat it to resume."""
-    packing = _imported("strata.data.packing")
+    packer = _imported("strata.data.packer")
     with _progress(is_shown=not as_json) as progress:
         task = progress.add_task("packing", total=None)
 
         def report(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        shards = packing.pack(source, target, max_bytes=max_bytes, max_samples=max_samples, on_progress=report)
+        shards = packer.pack(source, target, max_bytes=max_bytes, max_samples=max_samples, on_progress=report)
     if as_json:
         listed = [{name: getattr(shard, name) for name in shard.__struct_fields__} for shard in shards]
         echo_json({"shards": listed})

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from strata.data.batch.output import RaggedRows as RaggedRows
     from strata.data.batch.vocabulary import Vocabulary as Vocabulary
     from strata.data.iceberg_dataset import IcebergDataset as IcebergDataset
-    from strata.data.indexing import Indexed as Indexed
-    from strata.data.indexing import index_shards as index_shards
+    from strata.data.indexer import Indexed as Indexed
+    from strata.data.indexer import index_shards as index_shards
     from strata.data.order.assignment import Task as Task
-    from strata.data.packing import PackedShard as PackedShard
-    from strata.data.packing import pack as pack
+    from strata.data.packer import PackedShard as PackedShard
+    from strata.data.packer import pack as pack
     from strata.data.plan.plan import Plan as Plan
     from strata.data.runtime.metrics import LoaderMetrics as LoaderMetrics
     from strata.data.runtime.metrics import WorkerMetrics as WorkerMetrics
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "iceberg_dataset": ("IcebergDataset",),
-    "indexing": ("Indexed", "index_shards"),
-    "packing": ("PackedShard", "pack"),
+    "indexer": ("Indexed", "index_shards"),
+    "packer": ("PackedShard", "pack"),
     "runtime.metrics": ("LoaderMetrics", "WorkerMetrics", "between"),
     "batch.output": ("PaddedRows", "RaggedRows"),
     "plan.plan": ("Plan",),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from strata.clock import SystemClock
-from strata.data.batch.decoding import choose
+from strata.data.batch.decoders import choose
 from strata.data.batch.delivery import lanes_that_fit
 from strata.data.memory import release
 from strata.data.order.assignment import by_name
@@ -23,13 +23,13 @@ from strata.data.order.steps import Steps
 from strata.data.plan.report import explain, summary
 from strata.data.runtime.bottleneck import Lookout, PlanFacts
 from strata.data.runtime.decode_process import ProcessDecoder
+from strata.data.runtime.decoded import DecodedBlocks
 from strata.data.runtime.decoder import Recipe, ThreadDecoder, has_head, open_shared
 from strata.data.runtime.iterator import Pass
 from strata.data.runtime.metrics import LoaderRecorder
 from strata.data.runtime.pipeline import Pipeline, Work
 from strata.data.runtime.prefetch import Fetcher
 from strata.data.runtime.prometheus import register
-from strata.data.runtime.samples import DecodedBlocks
 from strata.data.shared.fetched import FetchedBytes, cache_on_disk
 from strata.errors import InvalidArgument, PlanChanged
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from strata.data.batch.vocabulary import Vocabulary
     from strata.data.config import LoaderConfig
     from strata.data.plan.plan import Plan
+    from strata.data.runtime.decoded import Blocks
     from strata.data.runtime.decoder import Decoder
     from strata.data.runtime.metrics import LoaderMetrics
-    from strata.data.runtime.samples import Blocks
     from strata.identity import Identity
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from strata.data.batch.assembly import Batches
     from strata.data.order.steps import Steps
     from strata.data.runtime.bottleneck import Lookout
+    from strata.data.runtime.decoded import Blocks
     from strata.data.runtime.metrics import LoaderRecorder
-    from strata.data.runtime.samples import Blocks
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The WebDataset format: a row is a sample, a row group a run of consecutive samples, a column an extension.
 
-All columns but `__key__` are binary; decoding JPEG, JSON and the like happens on batches (`batch/decoding.py`). A row
+All columns but `__key__` are binary; decoding JPEG, JSON and the like happens on batches (`batch/decoders.py`). A row
 group is read in one request and walked again, so headers are verified when their samples are delivered. All parts of a
 column are then copied by one native call.
 

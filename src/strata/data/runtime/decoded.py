@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from strata.data.batch.assembly import Batches
-from strata.data.batch.decoding import KEY
+from strata.data.batch.decoders import KEY
 from strata.data.batch.output import PaddedRows, RaggedRows
 from strata.data.runtime.threads import Threads
 from strata.errors import DataFileInvalid
@@ -27,7 +27,7 @@ from strata.lifecycle import renewed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from strata.data.batch.decoding import Decoding
+    from strata.data.batch.decoders import Decoding
 
 MAX_BATCHES_AHEAD: Final = 8
 MIN_BATCHES_AHEAD: Final = 2
