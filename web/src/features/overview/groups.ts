@@ -5,8 +5,9 @@ export interface Group {
   names: string[];
 }
 
-/** Drawn elsewhere: workers by state as a bar, step and epoch as figures, parameter servers on their page. */
-const NOT_DRAWN = /^(workers\.|servers\.|step$|epoch$)/;
+/** Drawn elsewhere: workers by state as a bar, step and epoch as figures, parameter servers on their page. The metric
+ *  `rows_per_s` of each rank is part of the chart of their sum. */
+const NOT_DRAWN = /^(workers\.|servers\.|step$|epoch$|metric:rows_per_s$)/;
 const FIRST = ["steps_per_s", "rows_per_s"];
 const LAST = ["checkpoint_age_s"];
 const LOSS = /(^|[/_:.-])loss$/i;

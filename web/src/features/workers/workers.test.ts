@@ -42,6 +42,16 @@ describe("strips", () => {
     expect(medianRate(new Map())).toBeNull();
   });
 
+  test("a rate is compared with the median of its own moment", () => {
+    const strips: Strips = new Map();
+    for (const [at, step] of [[0, 0], [10, 10], [20, 110]] as const) {
+      sample(strips, [worker(0, { step }), worker(1, { step })], at);
+    }
+    const cells = strips.get("w-0")?.cells ?? [];
+    expect(cells.map((cell) => cell.stepsPerS)).toEqual([null, 1, 10]);
+    expect(cells.map((cell) => cell.medianPerS)).toEqual([null, 1, 10]);
+  });
+
   test("a heartbeat is fresh for a second and cold after 16", () => {
     expect([0.3, 1, 4, 16, 99].map(ageHeat)).toEqual([0, 0, 0.5, 1, 1]);
   });
