@@ -64,7 +64,7 @@ export function Figures({ job }: { job: JobSummary | undefined }) {
       <Tile
         label="Coordinator"
         value={number(figures?.requests_per_s, 3)}
-        unit="calls/s"
+        unit="requests/s"
         detail={`${plural(figures?.num_sessions ?? 0, "session")}, ${plural(figures?.num_jobs ?? 0, "job")}`}
       />
     </dl>

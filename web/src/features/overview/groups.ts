@@ -29,6 +29,6 @@ export function groups(names: readonly string[], titleOf: (name: string) => stri
 
 /** The charts of the coordinator itself. */
 export const COORDINATOR: readonly Group[] = [
-  { key: "requests", title: "Coordinator requests", names: ["requests_per_s"] },
+  { key: "requests", title: "Coordinator", names: ["requests_per_s"] },
   { key: "barriers", title: "Barrier latency", names: ["barrier_p50_s", "barrier_p99_s"] },
 ];
