@@ -24,18 +24,18 @@ afterEach(() => {
 test("each figure of a job has its unit", () => {
   render(<Figures job={JOB} />);
 
-  expect(figure("Step")).toBe("1,840trainingepoch 141 % of data");
-  expect(figure("Step rate")).toBe("12.5steps/smean over ranks");
-  expect(figure("Row rate")).toBe("51.2krows/ssum over ranks");
-  expect(figure("Last checkpoint")).toBe("7.2 sagoat step 1,750");
+  expect(figure("Step")).toBe("1,840 trainingepoch 141 % of data");
+  expect(figure("Step rate")).toBe("12.5 steps/smean over ranks");
+  expect(figure("Row rate")).toBe("51.2k rows/ssum over ranks");
+  expect(figure("Last checkpoint")).toBe("7.2 s agoat step 1,750");
 });
 
 test("a figure that was not measured is a dash", () => {
   render(<Figures job={{ ...JOB, steps_per_s: null, rows_per_s: null, checkpoint_age_s: null, checkpoint_step: null }} />);
 
-  expect(figure("Step rate")).toBe("–steps/smean over ranks");
-  expect(figure("Row rate")).toBe("–rows/ssum over ranks");
-  expect(figure("Last checkpoint")).toBe("–none committed");
+  expect(figure("Step rate")).toBe("– steps/smean over ranks");
+  expect(figure("Row rate")).toBe("– rows/ssum over ranks");
+  expect(figure("Last checkpoint")).toBe("– none committed");
 });
 
 test("workers that lost their connection lead to the list of them", () => {

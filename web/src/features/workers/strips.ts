@@ -42,7 +42,8 @@ export function sample(strips: Strips, workers: readonly Worker[], atS: number):
       medianPerS: null,
     });
     if (strip.cells.length > NUM_CELLS) strip.cells.shift();
-    strip.marks.push({ atS, step: worker.step });
+    // A process is at step 0 until its first report; the steps that it restores are not progress.
+    if (worker.step > 0) strip.marks.push({ atS, step: worker.step });
     strips.set(worker.worker_id, strip);
   }
   for (const worker of strips.keys()) if (!present.has(worker)) strips.delete(worker);
