@@ -48,7 +48,7 @@ IMAGES = ROOT / "docs" / "images"
 STRATA = (sys.executable, "-m", "strata.cli")
 MAX_BYTES = 200 * 1024
 """Of an image. All of them together stay below 1 MiB."""
-NUM_COLOURS = 128
+NUM_COLOURS = 256
 SCALE = 1.4
 """Pixels of an image for each pixel of the page, so that it is sharp on most screens."""
 DESKTOP, PHONE = (1280, 860), (390, 844)
@@ -208,8 +208,11 @@ def loaded(page: Page) -> None:
 
 
 def pack(png: bytes) -> bytes:
-    """Return the image with few colours, which makes it several times smaller."""
-    few = Image.open(io.BytesIO(png)).convert("RGB").quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+    """Return the image with few colours, which makes it several times smaller. A rare colour, such as that of a dot in
+    a legend, counts as much as a frequent one.
+    """
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    few = image.quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     packed = io.BytesIO()
     few.save(packed, "PNG", optimize=True)
     return packed.getvalue()
