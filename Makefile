@@ -71,6 +71,10 @@ web: ## Check and build the dashboard's page into src/strata/dashboard/static (n
 	npm --prefix web ci --no-fund --no-audit
 	npm --prefix web run check
 
+.PHONY: screenshots
+screenshots: setup system-packages ## Make docs/images/*.png again, from real runs (about 6 minutes; ARGS="--only tuning")
+	$(BIN)/python scripts/screenshots.py $(ARGS)
+
 .PHONY: docs
 docs: setup ## Build the documentation site into .build/site; a broken link or anchor fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # not with --quiet: it would hide what --strict counts

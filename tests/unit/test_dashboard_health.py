@@ -175,6 +175,14 @@ def test_a_rank_that_stops_slows_down_and_one_that_is_set_back_starts_anew() -> 
     assert rate.per_s(NOW_S + 20) is None
 
 
+def test_steps_that_a_restarted_process_restores_are_not_progress() -> None:
+    rates = StepRates()
+    for second, step in enumerate([0, 0, 1_742, 1_752, 1_762]):
+        rates.update(sample(job(worker(0, step=step, progress_s=NOW_S + second)), now_s=NOW_S + second))
+
+    assert rates.of_job(job(worker(0)), NOW_S + 4) == {"worker-0": pytest.approx(10.0)}
+
+
 def test_the_rates_of_ranks_that_left_are_forgotten() -> None:
     rates = StepRates()
     for second in range(3):

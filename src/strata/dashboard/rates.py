@@ -66,7 +66,8 @@ class StepRates:
             for worker in job.workers:
                 key = (job.job_id, worker.worker_id, worker.incarnation)
                 rate = self._of[key] = before.get(key) or StepRate()
-                rate.add(worker.step, worker.progress_s)
+                if worker.step:  # 0 until its first report; the steps that it restores are not progress
+                    rate.add(worker.step, worker.progress_s)
 
     def per_s(self, job_id: str, worker: WorkerSample, now_s: float) -> float | None:
         found = self._of.get((job_id, worker.worker_id, worker.incarnation))

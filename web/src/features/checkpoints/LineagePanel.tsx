@@ -22,6 +22,9 @@ export function LineagePanel({ job, stored }: Props) {
   if (data === undefined || data.checkpoints.total === 0) return null;
   const { items, total } = data.checkpoints;
   const shown = items.length < total ? `newest ${count(items.length)} of ${count(total)}` : plural(total, "commit");
+  const lines = rows(items, stored);
+  const hasTimes = lines.some((each) => typeof each.stored?.duration_s === "number");
+  const hasParents = lines.some((each) => (each.stored?.parent ?? "") !== "");
   return (
     <Panel
       title="Lineage"
@@ -42,25 +45,27 @@ export function LineagePanel({ job, stored }: Props) {
               <th scope="col" className="right">Step</th>
               <th scope="col">Type</th>
               <th scope="col" className="right">Size</th>
-              <th scope="col" className="right">Save took</th>
+              {hasTimes && <th scope="col" className="right">Save took</th>}
               <th scope="col">Committed</th>
               <th scope="col">Made by</th>
               <th scope="col">Resumed by</th>
-              <th scope="col">Parent</th>
+              {hasParents && <th scope="col">Parent</th>}
               <th scope="col">Checkpoint</th>
             </tr>
           </thead>
           <tbody>
-            {rows(items, stored).map(({ line, stored: manifest }) => (
+            {lines.map(({ line, stored: manifest }) => (
               <tr key={line.checkpoint_id}>
                 <td className="right num">{count(line.step)}</td>
                 <td>{line.type.toLowerCase().replace("_", " ")}</td>
                 <td className="right num">{bytes(line.size_bytes)}</td>
-                <td className="right num">{duration(manifest?.duration_s)}</td>
+                {hasTimes && <td className="right num">{duration(manifest?.duration_s)}</td>}
                 <td className="num">{moment(line.committed_at_s)}</td>
                 <td>{line.attempt === null ? DASH : `attempt ${count(line.attempt)}`}</td>
                 <td>{resumedBy(line) || DASH}</td>
-                <td className="mono">{manifest === undefined || manifest.parent === "" ? DASH : manifest.parent}</td>
+                {hasParents && (
+                  <td className="mono">{manifest === undefined || manifest.parent === "" ? DASH : manifest.parent}</td>
+                )}
                 <td className="mono">{line.checkpoint_id}</td>
               </tr>
             ))}

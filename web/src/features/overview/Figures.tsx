@@ -25,8 +25,8 @@ export function Figures({ job }: { job: JobSummary | undefined }) {
               </span>
             }
           />
-          <Tile label="Steps" value={number(job.steps_per_s, 3)} unit="steps/s" detail="mean over ranks" />
-          <Tile label="Rows" value={compact(job.rows_per_s)} unit="rows/s" detail="sum over ranks" />
+          <Tile label="Step rate" value={number(job.steps_per_s, 3)} unit="steps/s" detail="mean over ranks" />
+          <Tile label="Row rate" value={compact(job.rows_per_s)} unit="rows/s" detail="sum over ranks" />
           <Tile
             label="Workers"
             value={count(job.num_workers)}

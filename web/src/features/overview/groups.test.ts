@@ -9,6 +9,10 @@ test("throughput comes first, then losses, then other metrics by name", () => {
   ]);
 });
 
+test("rows per second have one chart, the sum over ranks", () => {
+  expect(groups(["metric:rows_per_s", "rows_per_s"], titleOf).map((group) => group.key)).toEqual(["rows_per_s"]);
+});
+
 test("a metric named like one of ours keeps its own chart", () => {
   expect(groups(["metric:step", "step"], titleOf).map((group) => group.title)).toEqual(["step"]);
 });

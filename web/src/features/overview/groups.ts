@@ -5,8 +5,9 @@ export interface Group {
   names: string[];
 }
 
-/** Drawn elsewhere: workers by state as a bar, step and epoch as figures, parameter servers on their page. */
-const NOT_DRAWN = /^(workers\.|servers\.|step$|epoch$)/;
+/** Drawn elsewhere: workers by state as a bar, step and epoch as figures, parameter servers on their page. The metric
+ *  `rows_per_s` of each rank is part of the chart of their sum. */
+const NOT_DRAWN = /^(workers\.|servers\.|step$|epoch$|metric:rows_per_s$)/;
 const FIRST = ["steps_per_s", "rows_per_s"];
 const LAST = ["checkpoint_age_s"];
 const LOSS = /(^|[/_:.-])loss$/i;
@@ -28,6 +29,6 @@ export function groups(names: readonly string[], titleOf: (name: string) => stri
 
 /** The charts of the coordinator itself. */
 export const COORDINATOR: readonly Group[] = [
-  { key: "requests", title: "Coordinator requests", names: ["requests_per_s"] },
+  { key: "requests", title: "Coordinator", names: ["requests_per_s"] },
   { key: "barriers", title: "Barrier latency", names: ["barrier_p50_s", "barrier_p99_s"] },
 ];

@@ -72,7 +72,8 @@ function OneRecovery({ found }: { found: RunRecovery }) {
           <li key={name} className="recovery-moment">
             <span className="strong">{LABELS[name]}</span>
             <span className="num">{after_s === 0 ? clock(at_s) : `+${duration(after_s)}`}</span>
-            <span className="muted">{detail(found, name, since_s)}</span>
+            <span className="muted">{what(found, name)}</span>
+            {since_s > 0 && <span className="muted">took {duration(since_s)}</span>}
           </li>
         ))}
       </ol>
@@ -89,17 +90,10 @@ function OneRecovery({ found }: { found: RunRecovery }) {
   );
 }
 
-function detail(found: RunRecovery, name: RecoveryMoment["name"], sinceS: number): string {
-  const took = sinceS > 0 ? `took ${duration(sinceS)}` : "";
-  const what =
-    name === "generation" && found.generation !== null
-      ? `generation ${count(found.generation)}`
-      : name === "started" && found.attempt !== null
-        ? `attempt ${count(found.attempt)}`
-        : name === "loaded" && found.step !== null
-          ? `step ${count(found.step)}`
-          : name === "first_step" && found.first_step !== null
-            ? `step ${count(found.first_step)}`
-            : "";
-  return [what, took].filter((each) => each !== "").join(", ");
+function what(found: RunRecovery, name: RecoveryMoment["name"]): string {
+  if (name === "generation" && found.generation !== null) return `generation ${count(found.generation)}`;
+  if (name === "started" && found.attempt !== null) return `attempt ${count(found.attempt)}`;
+  if (name === "loaded" && found.step !== null) return `step ${count(found.step)}`;
+  if (name === "first_step" && found.first_step !== null) return `step ${count(found.first_step)}`;
+  return "";
 }

@@ -110,11 +110,12 @@ function Plot({ data }: { data: StudyHistory }) {
       <figcaption className="num">
         {shown === undefined ? (
           <>
+            <span>→ ended trials, ↑ {data.metric}</span>
             <span>
               <Key colour="--series-3" /> result of a trial
             </span>
             <span>
-              <Key colour="--series-2" /> best so far, over ended trials
+              <Key colour="--series-2" /> best so far
             </span>
           </>
         ) : (

@@ -138,11 +138,16 @@ function Plot({ data, isLog, trial }: { data: StudyCurves; isLog: boolean; trial
       />
       <figcaption className="num">
         {at === null
-          ? states.map((state) => (
-              <span key={state}>
-                <TrialDot state={state} /> {state}
-              </span>
-            ))
+          ? [
+              <span key="axes">
+                → step, ↑ {data.metric}
+              </span>,
+              ...states.map((state) => (
+                <span key={state}>
+                  <TrialDot state={state} /> {state}
+                </span>
+              )),
+            ]
           : `trial ${at.trial} (${at.state}), step ${count(at.step)}, ${data.metric} ${number(at.value)}`}
       </figcaption>
     </figure>

@@ -113,8 +113,15 @@ function Plot({ data, trial }: { data: StudyParallel; trial: number | undefined 
         if (found !== undefined && found.labels.length > 0) {
           context.textAlign = "left";
           context.textBaseline = "middle";
+          // Lines run through the labels, so each has an edge in the colour behind it.
+          context.strokeStyle = token("--surface");
+          context.lineWidth = 4;
+          context.lineJoin = "round";
           found.labels.forEach((label, index) => {
-            context.fillText(fitted(context, label, room * 0.7), px + 5, y((index + 0.5) / found.labels.length));
+            const text = fitted(context, label, room * 0.7);
+            const at = y((index + 0.5) / found.labels.length);
+            context.strokeText(text, px + 6, at);
+            context.fillText(text, px + 6, at);
           });
         } else {
           context.fillText(fitted(context, found?.high ?? compact(most), room), px, TOP - 5);
@@ -143,7 +150,7 @@ function Plot({ data, trial }: { data: StudyParallel; trial: number | undefined 
           <Key colour="--series-2" /> the best tenth
         </span>
         <span>
-          <Key colour="--series-1" /> others, the better the stronger
+          <Key colour="--series-1" /> others; stronger is better
         </span>
         {items.some((line) => line.trial === trial) && (
           <span>

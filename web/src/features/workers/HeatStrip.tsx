@@ -19,13 +19,12 @@ export function blend(from: string, to: string, share: number): string {
 
 interface Props {
   strip: Strip | undefined;
-  /** The median step rate of all workers; a lane is orange where the worker is at half of it or below. */
-  median: number | null;
   version: number;
 }
 
-/** Three lanes, newest at the right: state, step rate against the median, heartbeat age. */
-export function HeatStrip({ strip, median, version }: Props) {
+/** Three lanes, newest at the right: state, step rate, heartbeat age. The step rate is orange where it was at half of the
+ *  median or below: the median of that moment, because a job that gets faster has no stragglers for it. */
+export function HeatStrip({ strip, version }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const theme = useTheme((state) => state.theme);
   useEffect(() => {
@@ -51,15 +50,15 @@ export function HeatStrip({ strip, median, version }: Props) {
         context.fillStyle = token("--suspect");
         context.fillRect(x, LANE - 3, CELL, 3);
       }
-      if (cell.stepsPerS !== null && median !== null && median > 0) {
-        const slowness = Math.min(Math.max((1 - cell.stepsPerS / median) * 2, 0), 1);
+      if (cell.stepsPerS !== null && cell.medianPerS !== null && cell.medianPerS > 0) {
+        const slowness = Math.min(Math.max((1 - cell.stepsPerS / cell.medianPerS) * 2, 0), 1);
         context.fillStyle = blend(fresh, old, slowness);
         context.fillRect(x, LANE + GAP, CELL, LANE);
       }
       context.fillStyle = blend(fresh, old, ageHeat(cell.silentS));
       context.fillRect(x, 2 * (LANE + GAP), CELL, LANE);
     });
-  }, [strip, median, version, theme]);
+  }, [strip, version, theme]);
   const last = strip?.cells.at(-1);
   const words =
     last === undefined

@@ -15,7 +15,7 @@ import { useQuery } from "@/shared/url/useQuery";
 import { HeatStrip } from "./HeatStrip";
 import { LogPanel } from "./LogPanel";
 import { RunCommands } from "./RunCommands";
-import { medianRate, NUM_CELLS } from "./strips";
+import { NUM_CELLS } from "./strips";
 import { TimePanel } from "./TimePanel";
 import { filtered, rankOf, type Sort, SORTS, sorted } from "./table";
 import { type Sampled, useWorkers } from "./useWorkers";
@@ -184,7 +184,6 @@ function Table({ shown, sampled, sort, isDescending, onSort, onLog }: TableProps
     estimateSize: () => ROW_PX,
     overscan: 8,
   });
-  const median = medianRate(strips);
   const mostSteps = shown.reduce((most, worker) => Math.max(most, worker.step), 0);
   return (
     <div
@@ -278,7 +277,7 @@ function Table({ shown, sampled, sort, isDescending, onSort, onLog }: TableProps
                 </span>
               </div>
               <div role="cell">
-                <HeatStrip strip={strips.get(worker.worker_id)} median={median} version={version} />
+                <HeatStrip strip={strips.get(worker.worker_id)} version={version} />
               </div>
               <div role="cell" className="right num muted attempt" title={`incarnation ${worker.incarnation}`}>
                 {worker.attempt ?? "–"}

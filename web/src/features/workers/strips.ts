@@ -9,6 +9,8 @@ export interface Cell {
   silentS: number;
   /** Steps per second over the last samples; null for the first one and after a restart. */
   stepsPerS: number | null;
+  /** The median of all workers' rates at the same moment. */
+  medianPerS: number | null;
 }
 
 export interface Strip {
@@ -37,12 +39,19 @@ export function sample(strips: Strips, workers: readonly Worker[], atS: number):
       isSuspect: worker.suspect,
       silentS: worker.silent_s,
       stepsPerS: oldest !== undefined && atS > oldest.atS ? (worker.step - oldest.step) / (atS - oldest.atS) : null,
+      medianPerS: null,
     });
     if (strip.cells.length > NUM_CELLS) strip.cells.shift();
-    strip.marks.push({ atS, step: worker.step });
+    // A process is at step 0 until its first report; the steps that it restores are not progress.
+    if (worker.step > 0) strip.marks.push({ atS, step: worker.step });
     strips.set(worker.worker_id, strip);
   }
   for (const worker of strips.keys()) if (!present.has(worker)) strips.delete(worker);
+  const median = medianRate(strips);
+  for (const { cells } of strips.values()) {
+    const newest = cells.at(-1);
+    if (newest !== undefined) newest.medianPerS = median;
+  }
 }
 
 /** Returns the median of the workers' newest step rates; null if none has one. */

@@ -26,6 +26,14 @@ describe("strips", () => {
     expect(strips.get("w-0")?.cells.at(-1)?.stepsPerS).toBeNull();
   });
 
+  test("the steps that a restarted worker restores are not progress", () => {
+    const strips: Strips = new Map();
+    [100, 0, 90, 94].forEach((step, at) => {
+      sample(strips, [worker(0, { step })], 2 * at);
+    });
+    expect(strips.get("w-0")?.cells.map((cell) => cell.stepsPerS)).toEqual([null, null, null, 2]);
+  });
+
   test("strips are bounded, and workers that left are forgotten", () => {
     const strips: Strips = new Map();
     for (let at = 0; at < 500; at += 1) sample(strips, [worker(0), worker(1)], at);
@@ -36,10 +44,20 @@ describe("strips", () => {
 
   test("the median ignores workers without a rate", () => {
     const strips: Strips = new Map();
-    sample(strips, [worker(0), worker(1), worker(2)], 0);
-    sample(strips, [worker(0, { step: 1 }), worker(1, { step: 2 }), worker(2, { step: 9 }), worker(3)], 1);
+    sample(strips, [0, 1, 2].map((rank) => worker(rank, { step: 10 })), 0);
+    sample(strips, [worker(0, { step: 11 }), worker(1, { step: 12 }), worker(2, { step: 19 }), worker(3)], 1);
     expect(medianRate(strips)).toBe(2);
     expect(medianRate(new Map())).toBeNull();
+  });
+
+  test("a rate is compared with the median of its own moment", () => {
+    const strips: Strips = new Map();
+    for (const [at, step] of [[0, 10], [10, 20], [20, 120]] as const) {
+      sample(strips, [worker(0, { step }), worker(1, { step })], at);
+    }
+    const cells = strips.get("w-0")?.cells ?? [];
+    expect(cells.map((cell) => cell.stepsPerS)).toEqual([null, 1, 10]);
+    expect(cells.map((cell) => cell.medianPerS)).toEqual([null, 1, 10]);
   });
 
   test("a heartbeat is fresh for a second and cold after 16", () => {

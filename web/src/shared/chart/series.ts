@@ -140,7 +140,7 @@ export function titleOf(name: string): string {
     rows_per_s: "Rows per second",
     step: "Step",
     epoch: "Epoch",
-    checkpoint_age_s: "Age of the last checkpoint",
+    checkpoint_age_s: "Checkpoint age",
     requests_per_s: "Coordinator requests",
     barrier_p50_s: "Barrier p50",
     barrier_p99_s: "Barrier p99",

@@ -13,7 +13,7 @@ export function Tile({ label, value, unit, detail }: Props) {
     <div className="tile">
       <dt>{label}</dt>
       <dd>
-        <span className="tile-value num">{value}</span>
+        <span className="tile-value num">{value}</span>{" "}
         {unit !== undefined && <span className="tile-unit">{unit}</span>}
         {detail !== undefined && <div className="tile-detail">{detail}</div>}
       </dd>
