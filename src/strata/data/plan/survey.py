@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-VERSION = 5
+VERSION = 4
 MAX_BYTES = 1 << 30
 """Limit of an uncompressed survey: about ten million row groups."""
 MAX_NUMBER = 1 << 50
