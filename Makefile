@@ -72,7 +72,7 @@ web: ## Check and build the dashboard's page into src/strata/dashboard/static (n
 	npm --prefix web run check
 
 .PHONY: screenshots
-screenshots: setup system-packages ## Make docs/images/*.png again, from real runs (about 6 minutes; ARGS="--only tuning")
+screenshots: setup system-packages ## Make docs/images/*.png again, from real runs (ARGS="--only tuning")
 	$(BIN)/python scripts/screenshots.py $(ARGS)
 
 .PHONY: docs
