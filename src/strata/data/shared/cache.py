@@ -71,7 +71,7 @@ _READS = os.O_RDONLY
 
 
 class _Busy(Exception):
-    """The lock of the directory is not to be had in time."""
+    """Another process holds the lock of the directory for too long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
