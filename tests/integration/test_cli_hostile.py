@@ -55,6 +55,12 @@ class Stage:
     run: RunDirectory
     space: Path
 
+    @property
+    def damaged_tar(self) -> Path:
+        path = self.place / f"{NAME}.tar"
+        path.write_bytes(HOSTILE.encode() * 40)
+        return path
+
     def checkpoint_step(self, step: int) -> str:
         with CheckpointManager(self.checkpoints, saver="thread") as manager:
             manager.save({HOSTILE: np.ones(4), "same": np.zeros(2)}, step=step, metadata={"note": HOSTILE}).wait()
@@ -174,6 +180,11 @@ CASES: dict[str, Callable[[Stage], list[list[str]]]] = {
     "data plan": lambda s: [["data", "plan", str(s.data)], ["data", "plan", str(s.data), "--json"]],
     "data peek": lambda s: [["data", "peek", str(s.data)], ["data", "peek", str(s.data), "--json"]],
     "data bench": lambda s: [["data", "bench", str(s.data), "--output-format", HOSTILE]],
+    "data index": lambda s: [["data", "index", str(s.damaged_tar)], ["data", "index", str(s.damaged_tar), "--check"]],
+    "data pack": lambda s: [
+        ["data", "pack", str(s.place / f"no{NAME}"), str(s.place / "shards")],
+        ["data", "pack", str(s.place / "runs"), str(s.data)],
+    ],
     "coordinator": lambda s: [["coordinator", "--config", str(s.place / NAME / "none.yaml")]],
     "relay": lambda s: [["relay", "--upstream", f"unix:{s.place}/{NAME}", "--listen", HOSTILE, "--timeout-s", "0.1"]],
     "certs": lambda s: [["certs", str(s.place / NAME / "certs")]],
