@@ -147,6 +147,10 @@ class FileScheduling(LoadFileScheduling):
             for node in self.nodes:
                 self._reschedule(node)
 
+    def _reschedule(self, node: WorkerController) -> None:
+        if node in self.registered_collections:  # a worker that replaces another one has still to collect the tests
+            super()._reschedule(node)
+
     def _assign_work_unit(self, node: WorkerController) -> None:
         with contextlib.suppress(OSError):  # it crashed just now: the next event removes it and queues its files again
             super()._assign_work_unit(node)

@@ -10,9 +10,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from xdist.remote import Producer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
 
@@ -140,17 +141,71 @@ def test_after(): ...
 """
 
 
+def run_in_files(directory: Path, *, workers: int) -> str:
+    """Run the tests of a directory as the suite is run; return what is printed."""
+    (directory / "conftest.py").write_text((SCRIPT.parents[1] / "tests" / "conftest.py").read_text())
+    pytest_command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", "."]
+    pytest_command += ["-n", str(workers), "--dist", "loadfile"]
+    return subprocess.run(
+        pytest_command, cwd=directory, capture_output=True, text=True, timeout=100, check=False
+    ).stdout
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_goes_on_after_a_worker_crashed(tmp_path: Path, workers: int) -> None:
-    (tmp_path / "conftest.py").write_text((SCRIPT.parents[1] / "tests" / "conftest.py").read_text())
     for name in ("a", "c", "e"):
         (tmp_path / f"test_{name}.py").write_text("def test_alone(): ...")
     for name in ("b", "d"):
         (tmp_path / f"test_{name}.py").write_text(CRASHING)
-    pytest_command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", "."]
-    pytest_command += ["-n", str(workers), "--dist", "loadfile"]
-    ended = subprocess.run(pytest_command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert "2 failed, 7 passed" in ended.stdout
+
+    shown = run_in_files(tmp_path, workers=workers)
+
+    assert "2 failed, 7 passed" in shown
     for name in ("b", "d"):
-        assert f"crashed while running 'test_{name}.py::test_that_crashes'" in ended.stdout
+        assert f"crashed while running 'test_{name}.py::test_that_crashes'" in shown
+
+
+class FakeWorker:
+    """A worker as xdist's schedulers see it."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.shutting_down = False
+        self.received: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.received += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_a_new_worker_gets_tests_only_after_it_has_collected_them(request: pytest.FixtureRequest) -> None:
+    plugins = request.config.pluginmanager.get_plugins()
+    scheduling = next(each.FileScheduling for each in plugins if hasattr(each, "FileScheduling"))
+    options = SimpleNamespace(loadscopereorder=False)
+    scheduler = scheduling(SimpleNamespace(getvalue=lambda name: ["2*popen"], option=options), Producer("test"))
+    collection = [f"test_{number}.py::test" for number in range(8)]
+    first, second, third, fourth = (FakeWorker(f"gw{number}") for number in range(4))
+
+    def collected(*workers: FakeWorker) -> None:
+        for worker in workers:
+            scheduler.add_node_collection(worker, collection)
+        scheduler.schedule()
+
+    scheduler.add_node(first)
+    scheduler.add_node(second)
+    collected(first, second)
+    assert scheduler.remove_node(first) == collection[0]  # both crashed at once
+    assert scheduler.remove_node(second) == collection[1]
+    scheduler.add_node(third)
+    scheduler.add_node(fourth)
+
+    collected(third)
+    assert third.received
+    assert not fourth.received
+
+    collected(fourth)
+    assert fourth.received
+    assert not set(third.received) & set(fourth.received)
