@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -76,6 +77,7 @@ def _become(order: dict[str, Any]) -> NoReturn:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+        faulthandler.register(signal.SIGUSR1)  # writes the stacks of all threads to the log
         lifeline = Lifeline(order["lifeline"])
         module, _, function = order["run"].partition(":")
         getattr(importlib.import_module(module), function)(lifeline, **order["arguments"])

@@ -34,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 STRATA = Path(sys.executable).with_name("strata")
 DEADLINE_S = 30.0
 """Deadline for anything that takes milliseconds unless it is broken."""
+STACKS_WITHIN_S = 2.0
 
 CALM = {"lease_s": 20.0, "heartbeat_s": 0.2, "suspicion_s": 5.0, "tick_s": 0.02}
 """No worker dies on a busy machine."""
@@ -126,7 +127,7 @@ class Child:
                 piece = self._lifeline.recv(65536)
             except TimeoutError:
                 raise AssertionError(
-                    f"process {self.pid} printed nothing within {deadline_s} s:\n{self._log.read_text()}"
+                    f"process {self.pid} printed nothing within {deadline_s} s:\n{self._log_with_stacks()}"
                 ) from None
             except ConnectionResetError:
                 piece = b""
@@ -135,6 +136,14 @@ class Child:
             self._received += piece
         line, _, self._received = self._received.partition(b"\n")
         return line
+
+    def _log_with_stacks(self) -> str:
+        """Return the log, with the stacks of all threads; without them if the process is frozen."""
+        if self.exit_code is None:
+            self.signal(signal.SIGUSR1)
+            with contextlib.suppress(AssertionError):
+                until(lambda: "most recent call first" in self._log.read_text(), "stacks", deadline_s=STACKS_WITHIN_S)
+        return self._log.read_text()
 
 
 class Nursery:
