@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.errors import InvalidArgument
-from strata.trainer.history import EarlyStopping, History
+from strata.trainer.history import EarlyStopping, History, Result
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -97,3 +97,38 @@ def test_a_bounded_history_keeps_the_newest_rows_and_the_best_of_them(values: li
     restored = History("loss", "lower", max_rows=most)
     restored.load_state_dict(history.state_dict())
     assert (restored.num_epochs, restored.best_epoch) == (history.num_epochs, history.best_epoch)
+
+
+def result_of(rows: list[dict[str, float]], *, best_epoch: int, **more: Any) -> Result:
+    return Result(
+        history=rows,
+        steps=20,
+        best_epoch=best_epoch,
+        monitor="valid_auc",
+        best=None,
+        checkpoints="/runs/a",
+        timings={"total_s": 12.34},
+        **more,
+    )
+
+
+def test_a_printed_result_is_a_table_of_epochs_with_the_best_marked() -> None:
+    rows = [{"epoch": 0, "step": 10, "valid_auc": 0.51234}, {"epoch": 1, "step": 20, "valid_auc": 0.5}]
+
+    assert str(result_of(rows, best_epoch=0, stop_reason="max_steps=20 reached")) == (
+        "epoch  step  valid_auc\n"
+        "    0    10     0.5123  best\n"
+        "    1    20        0.5\n"
+        "20 steps in 12.3 s, max_steps=20 reached\n"
+        "checkpoints: /runs/a"
+    )
+
+
+def test_a_printed_result_shows_the_newest_epochs_and_the_best_one() -> None:
+    rows: list[dict[str, float]] = [{"epoch": number, "loss": 1 / (number + 1)} for number in range(50)]
+
+    shown = str(result_of(rows, best_epoch=3)).splitlines()
+
+    assert [line.split()[0] for line in shown[1:-2]] == ["3", *map(str, range(40, 50))]
+    assert shown[1].endswith("best")
+    assert str(result_of([], best_epoch=-1)).splitlines() == ["20 steps in 12.3 s", "checkpoints: /runs/a"]

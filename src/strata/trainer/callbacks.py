@@ -202,7 +202,7 @@ class ProgressBar(Callback):
     def on_epoch(self, row: Mapping[str, float]) -> None:
         assert self._bar is not None
         shown = (f"{name} {value:.4f}" for name, value in row.items() if name not in ("epoch", "step"))
-        self._bar.console.print(f"epoch {int(row['epoch']) + 1}: {', '.join(shown)}", highlight=False)
+        self._bar.console.print(f"epoch {row['epoch'] + 1:.0f}: {', '.join(shown)}", highlight=False)
 
     def close(self) -> None:
         if self._bar is not None:

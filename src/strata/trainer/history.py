@@ -116,6 +116,9 @@ class History:
         self.num_dropped = int(state.get("num_dropped", 0))
 
 
+NUM_ROWS_SHOWN = 10
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What `Trainer.fit` returns."""
@@ -144,3 +147,29 @@ class Result:
     def metrics(self) -> dict[str, float]:
         """The row of the best epoch."""
         return self.history[self.best_epoch] if self.history else {}
+
+    def __str__(self) -> str:
+        """Return the newest epochs as a table, the best one marked, and where the checkpoints are."""
+        lines = _table(self.history, marked=self.best_epoch) if self.history else []
+        ended = f", {self.stop_reason}" if self.stop_reason else ""
+        lines.append(f"{self.steps} steps in {self.timings.get('total_s', 0.0):.1f} s{ended}")
+        lines.append(f"checkpoints: {self.checkpoints}")
+        return "\n".join(lines)
+
+
+def _table(rows: list[dict[str, float]], *, marked: int) -> list[str]:
+    """Return aligned lines: the names, the newest rows, and the marked one if it is older."""
+    shown = range(max(0, len(rows) - NUM_ROWS_SHOWN), len(rows))
+    numbers = sorted({*shown, marked} if 0 <= marked < len(rows) else shown)
+    names = list(rows[-1])
+    cells = [names, *([_cell(rows[number].get(name, math.nan)) for name in names] for number in numbers)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    header, *lines = ("  ".join(map(str.rjust, row, widths)) for row in cells)
+    return [
+        header,
+        *(f"{line}  best" if number == marked else line for number, line in zip(numbers, lines, strict=True)),
+    ]
+
+
+def _cell(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

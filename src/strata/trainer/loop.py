@@ -180,7 +180,7 @@ class Loop:
         """Validate, add the epoch to the history, report it, and save it if it is the best."""
         parts, ctx = self.parts, self.ctx
         loss_sum, num_rows = summed([self._loss_sum, float(self._num_rows)])
-        row: dict[str, float] = {"epoch": float(epoch), "step": float(ctx.step), "loss": loss_sum / max(num_rows, 1.0)}
+        row: dict[str, float] = {"epoch": epoch, "step": ctx.step, "loss": loss_sum / max(num_rows, 1.0)}
         if not num_rows:  # no row of a stream's new files passes the filter, or `on_nan` left all steps out
             row["loss"] = math.nan
         if parts.valid is not None:
