@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from strata.coordinator.client import AsyncCoordinatorClient as AsyncCoordinatorClient
     from strata.coordinator.client import CoordinatorClient as CoordinatorClient
     from strata.coordinator.registry import DatasetRegistry as DatasetRegistry
+    from strata.data import DeltaDataset as DeltaDataset
     from strata.data import IcebergDataset as IcebergDataset
     from strata.data import StructuredDataset as StructuredDataset
     from strata.errors import StrataError as StrataError
@@ -37,6 +38,7 @@ _HOMES = {
     "Context": "strata.train",
     "CoordinatorClient": "strata.coordinator.client",
     "DatasetRegistry": "strata.coordinator.registry",
+    "DeltaDataset": "strata.data",
     "IcebergDataset": "strata.data",
     "SearchSpace": "strata.tune.space",
     "StrataError": "strata.errors",

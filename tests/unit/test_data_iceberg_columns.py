@@ -25,8 +25,8 @@ from pyiceberg.types import (
 )
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.columns import Resolver, arrow_type, can_read, is_wide
-from strata.data.iceberg.projection import Cast, IcebergProjection
+from strata.data.iceberg.columns import Resolver, arrow_type
+from strata.data.plan.projection import Cast, TableProjection, can_read, is_wide
 from strata.errors import SchemaMismatch
 
 
@@ -39,7 +39,7 @@ def resolver(*fields: pa.Field, **more: Any) -> Resolver:
 
 
 def read(made: Resolver, fields: list[NestedField], rows: pa.Table) -> dict[str, list[Any]]:
-    projection = IcebergProjection(made.project(fields))
+    projection = TableProjection(made.project(fields))
     names = [field.name for field in fields]
     read = rows.select(projection.file_columns(names))
     return projection.apply(read, Unit(0, rows.num_rows, 0, 0, 0), names).to_pydict()

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.projection import (
+from strata.data.plan.projection import (
     Cast,
     ColumnProjection,
-    IcebergProjection,
     ListConversion,
     MapConversion,
     MemberConversion,
     StructConversion,
+    TableProjection,
     convert_array,
 )
 
@@ -38,7 +38,7 @@ def test_row_groups_without_deleted_rows_add_up_to_the_file_without_them(
     sizes: list[int], gone: set[int], wanted: list[str]
 ) -> None:
     rows = np.arange(sum(sizes))
-    projection = IcebergProjection(
+    projection = TableProjection(
         {
             "number": ColumnProjection(Cast(pa.int64()), "n"),
             "same": ColumnProjection(Cast(pa.string()), None, pa.scalar("x")),
@@ -64,7 +64,7 @@ def test_row_groups_without_deleted_rows_add_up_to_the_file_without_them(
 
 
 def test_columns_are_cast_to_the_tables_types_and_times_are_truncated() -> None:
-    projection = IcebergProjection(
+    projection = TableProjection(
         {
             "wide": ColumnProjection(Cast(pa.int64()), "i"),
             "time": ColumnProjection(Cast(pa.timestamp("us")), "t"),
@@ -85,7 +85,7 @@ def test_columns_are_cast_to_the_tables_types_and_times_are_truncated() -> None:
 
 
 def test_a_column_that_is_used_twice_is_read_once() -> None:
-    projection = IcebergProjection(
+    projection = TableProjection(
         {"a": ColumnProjection(Cast(pa.int64()), "x"), "b": ColumnProjection(Cast(pa.float64()), "x")}
     )
     assert projection.file_columns(["b", "a"]) == ["x"]
@@ -136,12 +136,12 @@ def test_maps_keep_their_keys_and_rebuild_their_values(
 
 
 def test_a_projection_can_be_pickled() -> None:
-    projection = IcebergProjection({"a": ColumnProjection(RESHAPE, "p")}, np.array([1], dtype=np.int64))
+    projection = TableProjection({"a": ColumnProjection(RESHAPE, "p")}, np.array([1], dtype=np.int64))
     copied = pickle.loads(pickle.dumps(projection))
     read = pa.table({"p": pa.array([{"gone": 1, "y": 2}, None, None], OLD_POINT)})
     assert copied.apply(read, unit(3), ["a"]).equals(projection.apply(read, unit(3), ["a"]))
 
 
 def test_reading_needs_no_iceberg_package() -> None:
-    code = "import sys, strata.data.iceberg.projection; assert not {'pyiceberg', 'torch'} & set(sys.modules)"
+    code = "import sys, strata.data.plan.projection; assert not {'pyiceberg', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.data import StructuredDataset
-from strata.data.iceberg.projection import Cast, ColumnProjection, IcebergProjection
+from strata.data.plan.projection import Cast, ColumnProjection, TableProjection
 from strata.data.runtime.decoder import Recipe
 from strata.data.shared.keys import RowGroupKeys, Unshareable, digest, plain, store_identity
 
@@ -174,7 +174,7 @@ def test_deleted_rows_of_an_iceberg_file_are_part_of_a_key(table: Path) -> None:
     columns = {"x": ColumnProjection(Cast(pa.int64()), "x"), "y": ColumnProjection(Cast(pa.float64()), "y")}
 
     def with_deleted(*rows: int) -> list[str]:
-        projection = IcebergProjection(columns, np.array(rows, np.int64))
+        projection = TableProjection(columns, np.array(rows, np.int64))
         [planned] = recipe.plan.files
         plan = replace(recipe.plan, files=(replace(planned, projection=projection),))
         return keys_of(replace(recipe, plan=plan))

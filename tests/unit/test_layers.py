@@ -62,7 +62,15 @@ WIRE_MODULES = (
 FOLDERS = {
     "checkpoint": ({"tools"}, {"saver"}, {"save", "load"}, {"group"}, {"format"}),
     "coordinator": ({"relay", "http"}, {"client", "serve"}, {"journal"}, {"state"}),
-    "data": ({"runtime", "iceberg"}, {"batch", "shared"}, {"plan"}, {"formats"}, {"filter"}, {"source"}, {"order"}),
+    "data": (
+        {"runtime", "iceberg", "delta"},
+        {"batch", "shared"},
+        {"plan"},
+        {"formats"},
+        {"filter"},
+        {"source"},
+        {"order"},
+    ),
     "launch": ({"nodes"}, {"record"}, {"processes"}),
     "servers": ({"table"},),
     "tune": ({"state"}, {"samplers", "schedulers"}, {"space"}),

@@ -1,8 +1,8 @@
-"""Structured data for training: files and Iceberg tables as batches, exact to the row.
+"""Structured data for training: files, Iceberg and Delta tables as batches, exact to the row.
 
 The modules here are the public datasets, their configuration and the loaders; the folders follow the path of the data:
-`source` → `formats` → `plan` (or `iceberg`) → `order` → `runtime`, which uses `batch`. May import `storage` and the
-modules below it, never `coordinator` or `checkpoint`. A name is imported when it is first used.
+`source` → `formats` → `plan` (or `iceberg`, `delta`) → `order` → `runtime`, which uses `batch`. May import `storage`
+and the modules below it, never `coordinator` or `checkpoint`. A name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from strata.data.batch.output import PaddedRows as PaddedRows
     from strata.data.batch.output import RaggedRows as RaggedRows
     from strata.data.batch.vocabulary import Vocabulary as Vocabulary
+    from strata.data.delta_dataset import DeltaDataset as DeltaDataset
     from strata.data.iceberg_dataset import IcebergDataset as IcebergDataset
     from strata.data.indexer import Indexed as Indexed
     from strata.data.indexer import index_shards as index_shards
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from strata.data.structured import StructuredDataset as StructuredDataset
 
 _HOMES = {
+    "delta_dataset": ("DeltaDataset",),
     "iceberg_dataset": ("IcebergDataset",),
     "indexer": ("Indexed", "index_shards"),
     "packer": ("PackedShard", "pack"),

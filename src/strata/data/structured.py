@@ -29,6 +29,7 @@ from strata.data.plan.probe import SurveyProgress
 from strata.data.plan.surveyor import survey
 from strata.data.ranks import share
 from strata.data.runtime.decoder import Recipe
+from strata.data.source import huggingface
 from strata.data.source.filesystem import open_source
 from strata.data.source.partitions import partition_fields
 from strata.data.source.paths import discover, guess_format, suffixes_of
@@ -57,6 +58,8 @@ def plan_files(files: FilesConfig, config: PlanConfig, ranks: Identity, missing:
     `missing`: What to do with samples of tar shards that lack a part.
     """
     condition = None if config.filters is None else parse(config.filters)
+    is_saved = files.format == huggingface.NAME
+    chosen = None if is_saved else files.format
 
     if missing == "skip" and config.columns is None:
         raise InvalidArgument(
@@ -67,13 +70,14 @@ def plan_files(files: FilesConfig, config: PlanConfig, ranks: Identity, missing:
     def look() -> bytes:
         found = discover(
             files.path,
-            suffixes=None if files.format is None else suffixes_of(files.format),
+            suffixes=None if chosen is None else suffixes_of(chosen),
             filesystem=files.filesystem,
             storage_options=files.storage_options,
             partitioning=files.partitioning,
             on_error=config.on_error,
+            is_saved=is_saved or (None if files.format is None else False),
         )
-        name = files.format or guess_format(found.source, found.files)
+        name = chosen or guess_format(found.source, found.files)
         partitions = partition_fields(found.files)
         with SurveyProgress(is_shown=config.show_progress) as progress:
             surveyed = survey(
@@ -94,8 +98,8 @@ def plan_files(files: FilesConfig, config: PlanConfig, ranks: Identity, missing:
             )
         return surveys.to_bytes(surveyed)
 
-    if files.format is not None and files.format not in formats.NAMES:
-        formats.by_name(files.format)
+    if chosen is not None and chosen not in formats.NAMES:
+        formats.by_name(chosen)
     surveyed = surveys.from_bytes(share(ranks, look))
     plan = build(
         surveyed,
@@ -204,7 +208,8 @@ class StructuredDataset(Dataset):
 
         Args:
             path: A file, a directory (searched recursively), a glob or brace pattern, or a list of these, or URLs.
-            format: parquet, orc, csv, json, jsonl, arrow or webdataset; by default it is guessed from the files.
+            format: parquet, orc, csv, json, jsonl, arrow, webdataset or huggingface (a directory of `save_to_disk`); by
+                default it is guessed from the files.
             batch_size: Rows per batch on each rank.
             columns: The columns to deliver; all by default.
             filters: Rows to keep: a pyarrow expression, tuples as in pyarrow.parquet, or text such as `x > 3`.

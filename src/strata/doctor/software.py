@@ -25,6 +25,7 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pyiceberg", "pyiceberg"),
         ("pyroaring", "pyroaring"),
     ),
+    "delta": (("deltalake", "deltalake"), ("fsspec", "fsspec"), ("pyarrow", "pyarrow")),
     "ray": (("ray", "ray"),),
     "functions": (("cloudpickle", "cloudpickle"),),
     "trainer": (

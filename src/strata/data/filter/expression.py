@@ -26,7 +26,7 @@ from strata.data.pyarrow_private import decode_expression as decode
 from strata.data.pyarrow_private import encode_expression as encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Call", "Field", "Literal", "Node", "Opaque", "Presence", "Resolved", "decode", "encode"]
 
@@ -61,6 +61,16 @@ def columns(node: Node) -> tuple[str, ...]:
         elif isinstance(part, Opaque):
             names.update(part.columns)
     return tuple(sorted(names))
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """Return the filter with a file's own column names; an opaque filter, which decides nothing, is unchanged."""
+    if isinstance(node, Field):
+        return Field((names[node.path[0]], *node.path[1:]))
+    if isinstance(node, Call):
+        parts = tuple(renamed(argument, names) for argument in node.arguments)
+        return Call(node.function, parts, node.options)
+    return node
 
 
 def mask(table: pa.Table, expression: pc.Expression) -> pa.ChunkedArray:

@@ -2,7 +2,7 @@
 
     catalog (table, snapshot) → scan (manifests, locations) → deletes → survey (probe: footers, row counts) → planner
 
-May import every folder of `data` but `runtime`. Only planning imports pyiceberg: `IcebergProjection`, which decode
+May import every folder of `data` but `runtime`. Only planning imports pyiceberg: `TableProjection`, which decode
 processes use, depends on pyarrow alone.
 """
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyiceberg import types as iceberg
 from pyiceberg.types import ListType, MapType, StructType
 
-from strata.data.iceberg.projection import (
+from strata.data.plan.projection import (
     Cast,
     ColumnProjection,
     Conversion,
@@ -23,6 +23,8 @@ from strata.data.iceberg.projection import (
     MapConversion,
     MemberConversion,
     StructConversion,
+    can_read,
+    simplest,
 )
 from strata.errors import SchemaMismatch
 
@@ -109,11 +111,11 @@ class Resolver:
             element = self._conversion(
                 wanted.element_type, found.value_type, _mapped(inside, "element"), f"{where}.element"
             )
-            return _simplest(ListConversion(kind, element), found)
+            return simplest(ListConversion(kind, element), found)
         if isinstance(wanted, MapType) and pa.types.is_map(found):
             key = self._conversion(wanted.key_type, found.key_type, _mapped(inside, "key"), f"{where}.key")
             value = self._conversion(wanted.value_type, found.item_type, _mapped(inside, "value"), f"{where}.value")
-            return _simplest(MapConversion(kind, key, value), found)
+            return simplest(MapConversion(kind, key, value), found)
         if wanted.is_primitive and not pa.types.is_nested(found) and can_read(found, kind):
             return Cast(kind)
         raise SchemaMismatch(
@@ -140,7 +142,7 @@ class Resolver:
             else:
                 missing = self._type(field.field_type, path)
                 members.append(MemberConversion(field.name, None, Cast(missing), self._constant(field, missing, path)))
-        return _simplest(StructConversion(kind, tuple(members)), found)
+        return simplest(StructConversion(kind, tuple(members)), found)
 
     def _type(self, wanted: IcebergType, where: str) -> pa.DataType:
         kind = arrow_type(wanted, wide=self.wide)
@@ -176,23 +178,6 @@ def _mapped(mapping: Sequence[MappedField] | None, name: str) -> Sequence[Mapped
     return next((mapped.fields for mapped in mapping if name in mapped.names), [])
 
 
-def _simplest(conversion: StructConversion | ListConversion | MapConversion, found: pa.DataType) -> Conversion:
-    """Return a plain cast if every part stays unchanged and in place."""
-    return Cast(conversion.type) if conversion.type.equals(found) and _keeps(conversion) else conversion
-
-
-def _keeps(conversion: Conversion) -> bool:
-    if isinstance(conversion, StructConversion):
-        return all(
-            member.source == index and _keeps(member.conversion) for index, member in enumerate(conversion.members)
-        )
-    if isinstance(conversion, ListConversion):
-        return _keeps(conversion.element)
-    if isinstance(conversion, MapConversion):
-        return _keeps(conversion.key) and _keeps(conversion.value)
-    return True
-
-
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar | None:
     if value is None:
         return None
@@ -216,8 +201,6 @@ _FIXED: dict[type[iceberg.IcebergType], pa.DataType] = {
     iceberg.UUIDType: pa.binary(16),
     iceberg.UnknownType: pa.null(),
 }
-
-_UTC = ("UTC", "+00:00", "Etc/UTC", "Z")
 
 
 def arrow_type(kind: iceberg.IcebergType, *, wide: bool) -> pa.DataType | None:
@@ -249,67 +232,3 @@ def _nested(kind: iceberg.StructType | iceberg.ListType | iceberg.MapType, *, wi
         return None if key is None or value is None else pa.map_(key, value)
     members = [(member.name, arrow_type(member.field_type, wide=wide)) for member in kind.fields]
     return None if any(found is None for _, found in members) else pa.struct(members)
-
-
-def is_wide(kinds: Iterable[pa.DataType]) -> bool:
-    """Return whether any of the types has 64-bit offsets, at any depth."""
-    return any(_is_wide(kind) for kind in kinds)
-
-
-def _is_wide(kind: pa.DataType) -> bool:
-    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_list(kind):
-        return True
-    if pa.types.is_dictionary(kind):
-        return _is_wide(kind.value_type)
-    return any(_is_wide(kind.field(index).type) for index in range(kind.num_fields))
-
-
-def can_read(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether values of a file's type can be read as a table's type: of the same kind, and no narrower.
-
-    This covers Iceberg's promotions (int to long, float to double, more digits of a decimal) and the types of other
-    writers: small integers, other units of time, dictionaries, strings that are not annotated as such.
-    """
-    if isinstance(found, pa.BaseExtensionType):
-        return can_read(found.storage_type, wanted)
-    if pa.types.is_dictionary(found):
-        return can_read(found.value_type, wanted)
-    if found.equals(wanted) or pa.types.is_null(found):
-        return True
-    if pa.types.is_integer(wanted):
-        return _fits_integer(found, wanted)
-    if pa.types.is_floating(wanted):
-        return bool(pa.types.is_floating(found) and found.bit_width <= wanted.bit_width)
-    if pa.types.is_decimal(wanted):
-        return bool(pa.types.is_decimal(found) and found.scale == wanted.scale and found.precision <= wanted.precision)
-    if pa.types.is_timestamp(wanted):
-        return pa.types.is_date32(found) or _fits_timestamp(found, wanted)
-    if pa.types.is_time(wanted):
-        return bool(pa.types.is_time(found))
-    return _is_text(wanted) and _is_text(found)
-
-
-def _fits_integer(found: pa.DataType, wanted: pa.DataType) -> bool:
-    if not pa.types.is_integer(found):
-        return False
-    return bool(
-        found.bit_width < wanted.bit_width
-        if pa.types.is_unsigned_integer(found)
-        else found.bit_width <= wanted.bit_width
-    )
-
-
-def _fits_timestamp(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether timestamps match. A file with a zone other than UTC does not fit a table without a zone."""
-    return bool(pa.types.is_timestamp(found) and (wanted.tz is not None or found.tz in (None, *_UTC)))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )

@@ -23,7 +23,7 @@ from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap
 
 from strata.data.formats.base import Unit
-from strata.data.iceberg.projection import NO_ROWS, IcebergProjection
+from strata.data.plan.projection import NO_ROWS, TableProjection
 from strata.errors import DataError, DataFileInvalid, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class EqualityDeletes:
         for ids, group in _by_columns(probed.scanned.equality_deletes).items():
             values = self._read[_paths(group)]
             names = values.keys.column_names
-            projection = IcebergProjection(
+            projection = TableProjection(
                 replace(probed.layout.resolver, wide=self._wide).project(self._fields(ids, group[0].file_path))
             )
             deleted |= values.matches(projection.apply(reader.read(unit, projection.file_columns(names)), unit, names))
@@ -259,7 +259,7 @@ class EqualityDeletes:
         table = read_deletes(delete, file, self._request.source, None)
         resolver = replace(self._layouts.of_deletes(file, table.schema), wide=self._wide)
         names = [each.name for each in fields]
-        return IcebergProjection(resolver.project(fields)).apply(table, Unit(0, table.num_rows, 0, 0, 0), names)
+        return TableProjection(resolver.project(fields)).apply(table, Unit(0, table.num_rows, 0, 0, 0), names)
 
     def _fields(self, ids: Iterable[int], where: str) -> list[NestedField]:
         """Return the compared columns, also those that were dropped, named by their ids because names may repeat."""

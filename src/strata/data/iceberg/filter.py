@@ -37,8 +37,6 @@ from strata.data.filter import filter as row_filters
 from strata.errors import InvalidArgument, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyiceberg.schema import Schema
 
     from strata.data.filter.filter import Condition
@@ -206,14 +204,4 @@ def _without_uuids(node: expressions.Node) -> expressions.Node:
         return expressions.Literal(node.value.storage)
     if isinstance(node, expressions.Call):
         return expressions.Call(node.function, tuple(map(_without_uuids, node.arguments)), node.options)
-    return node
-
-
-def renamed(node: expressions.Node, names: Mapping[str, str]) -> expressions.Node:
-    """Return the filter with a file's own column names; an opaque filter, which decides nothing, is unchanged."""
-    if isinstance(node, expressions.Field):
-        return expressions.Field((names[node.path[0]], *node.path[1:]))
-    if isinstance(node, expressions.Call):
-        parts = tuple(renamed(argument, names) for argument in node.arguments)
-        return expressions.Call(node.function, parts, node.options)
     return node

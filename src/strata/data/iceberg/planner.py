@@ -16,11 +16,11 @@ from strata.data.iceberg.columns import arrow_type
 from strata.data.iceberg.deletes import read_positions
 from strata.data.iceberg.filter import parse as parse_filters
 from strata.data.iceberg.probe import Request, digest_of
-from strata.data.iceberg.projection import IcebergProjection
 from strata.data.iceberg.scan import Locator, scan
 from strata.data.iceberg.survey import survey
 from strata.data.plan.plan import Plan, PlannedFile, Pruning
 from strata.data.plan.planner import RowGroups, assemble, fingerprint, parse_rows
+from strata.data.plan.projection import TableProjection
 from strata.errors import InvalidArgument, NoData, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from strata.data.formats.base import FileFacts, Format
     from strata.data.iceberg.catalog import TableState
     from strata.data.iceberg.probe import CountedFile
-    from strata.data.iceberg.projection import ColumnProjection
     from strata.data.iceberg.scan import Scan
     from strata.data.iceberg.survey import TableSurvey
     from strata.data.plan.cache import SurveyCache
+    from strata.data.plan.projection import ColumnProjection
     from strata.data.plan.surveyor import Progress
     from strata.data.source.source import Source
 
@@ -275,7 +275,7 @@ def _fingerprint(table: Table, plan: Plan) -> str:
     files = [
         (f"{table.metadata.table_uuid} {each.file.name}", f"{each.version} {digest_of(each.projection.deleted)}")
         for each in plan.files
-        if isinstance(each.projection, IcebergProjection)
+        if isinstance(each.projection, TableProjection)
     ]
     numbers = [plan.unit_file, plan.unit_index, plan.unit_rows, plan.split_starts]
     return fingerprint(files, numbers, plan.condition_text)

@@ -15,9 +15,8 @@ from strata.data.filter import expression
 from strata.data.filter import filter as filters
 from strata.data.filter.expression import Presence
 from strata.data.iceberg.columns import Resolver
-from strata.data.iceberg.filter import renamed
-from strata.data.iceberg.projection import IcebergProjection
 from strata.data.plan.probe import UNREADABLE
+from strata.data.plan.projection import TableProjection
 from strata.data.plan.schema import keeps_values
 from strata.errors import DataError
 
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from strata.data.filter.filter import Condition
     from strata.data.formats.base import FileFacts, Format, Reader, Unit
     from strata.data.iceberg.deletes import EqualityDeletes
-    from strata.data.iceberg.projection import ColumnProjection
     from strata.data.iceberg.scan import Locator, ScannedFile
+    from strata.data.plan.projection import ColumnProjection
     from strata.data.source.source import DataFile, Source
 
 
@@ -202,7 +201,7 @@ class CountedFile:
     """A data file, and the rows it will deliver."""
 
     probed: ProbedFile
-    projection: IcebergProjection
+    projection: TableProjection
     unit_rows: tuple[int, ...]
     """The number of rows to deliver, per row group."""
     num_units_counted: int = 0
@@ -238,7 +237,7 @@ def count(
     columns = probed.layout.columns(request.fields, wide=wide)
     bad: dict[int, str] = {}
     if request.condition is None and not probed.scanned.equality_deletes:
-        projection = IcebergProjection(columns, positions)
+        projection = TableProjection(columns, positions)
         return CountedFile(probed, projection, tuple(projection.num_left(unit) for unit in probed.facts.units))
     with LazyReader(probed, request.source) as reader:
         deleted = [positions]
@@ -246,7 +245,7 @@ def count(
             for unit in probed.facts.units:
                 with _Skipping(request, unit, probed, bad):
                     deleted.append(equality.deleted_rows(probed, unit, reader))
-        projection = IcebergProjection(columns, np.unique(np.concatenate(deleted)) if len(deleted) > 1 else positions)
+        projection = TableProjection(columns, np.unique(np.concatenate(deleted)) if len(deleted) > 1 else positions)
         if request.condition is None:
             rows, num_counted = [projection.num_left(unit) for unit in probed.facts.units], 0
         elif known is not None and known.deleted_digest == digest_of(projection.deleted) and not bad:
@@ -280,7 +279,7 @@ def _filtered(
     request: Request,
     condition: Condition,
     probed: ProbedFile,
-    projection: IcebergProjection,
+    projection: TableProjection,
     reader: LazyReader,
     bad: dict[int, str],
 ) -> tuple[list[int], int]:
@@ -298,7 +297,7 @@ def _filtered(
 
 
 def _presence(
-    request: Request, condition: Condition, probed: ProbedFile, projection: IcebergProjection
+    request: Request, condition: Condition, probed: ProbedFile, projection: TableProjection
 ) -> Sequence[Presence]:
     """Return what constants of the file, and then statistics, decide about each row group without decoding."""
     facts = probed.facts
@@ -308,7 +307,7 @@ def _presence(
     absent = [name for name in condition.columns if projection.columns[name].source is None]
     if absent:
         one_row = replace(facts.units[0], num_rows=1)
-        left = expression.resolve(tree, IcebergProjection(projection.columns).apply(pa.table({}), one_row, absent))[0]
+        left = expression.resolve(tree, TableProjection(projection.columns).apply(pa.table({}), one_row, absent))[0]
         if left.node is None:
             return [left.presence] * len(facts.units)
         tree = left.node
@@ -318,10 +317,10 @@ def _presence(
     sources = {name: str(projection.columns[name].source) for name in names}
     types = {sources[name]: projection.columns[name].conversion.type for name in names}
     schema = pa.schema(sorted(types.items()))
-    return probed.format.presence(request.source, probed.file, facts, renamed(tree, sources), schema)
+    return probed.format.presence(request.source, probed.file, facts, expression.renamed(tree, sources), schema)
 
 
-def _keeps_values(schema: pa.Schema, projection: IcebergProjection, name: str) -> bool:
+def _keeps_values(schema: pa.Schema, projection: TableProjection, name: str) -> bool:
     """Return whether the file's values equal the table's: no time is truncated, no struct is taken apart."""
     column = projection.columns[name]
     return column.is_plain and keeps_values(schema.field(column.source).type, column.conversion.type)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import pyarrow as pa
 
-from strata.data.iceberg.columns import is_wide
 from strata.data.iceberg.deletes import EqualityDeletes
 from strata.data.iceberg.probe import CountedFile, FileLayouts, KnownCounts, ProbedFile, count, probe_file
-from strata.data.iceberg.projection import NO_ROWS
 from strata.data.plan import cache as survey_cache
 from strata.data.plan import survey as surveys
 from strata.data.plan.probe import UNREADABLE, log_skipped
+from strata.data.plan.projection import NO_ROWS, is_wide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

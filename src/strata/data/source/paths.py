@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from strata.data.source.braces import expand
 from strata.data.source.filesystem import open_source, resolve_path, store_key
+from strata.data.source.huggingface import saved_files
 from strata.data.source.listing import (
     BROKEN_LINK,
     ListedFile,
@@ -73,6 +74,7 @@ def discover(
     storage_options: Mapping[str, Any] | None = None,
     partitioning: Literal["hive"] | None = "hive",
     on_error: Literal["raise", "skip"] = "raise",
+    is_saved: bool | None = False,
 ) -> FoundFiles:
     """Return the files at `path`.
 
@@ -80,6 +82,7 @@ def discover(
         suffixes: Suffixes of the names to select, in any case, including those of compressed text; see `SUFFIXES`.
             None selects all known suffixes, or every file if no name has one.
         on_error: "skip" leaves out broken links and lists them in `FoundFiles.missing`.
+        is_saved: Whether the paths are directories of Hugging Face's `save_to_disk`; None finds out.
 
     Raises:
         NoData: The path does not exist, or no file is selected; the message reports what was found instead.
@@ -88,11 +91,14 @@ def discover(
         StorageDenied, StorageUnavailable, StorageError: The path cannot be listed.
         DataFileMissing: A link is broken.
         SchemaMismatch: A name contains a partition key twice.
+        DataFileInvalid: The metadata of a saved dataset is damaged.
     """
     if partitioning not in ("hive", None):
         raise InvalidArgument(f"partitioning={partitioning!r} is unknown; pass 'hive' or None", field="partitioning")
     source, requested = _resolve(path, filesystem, storage_options)
     searches = search_all(source, requested)
+    if is_saved is not False:
+        searches = saved_files(source, searches, is_required=is_saved is True)
     selected, passed_over = _select(searches, suffixes)
     if not any(listed for _, listed in selected):
         raise _nothing_selected(searches, suffixes, passed_over)
@@ -116,7 +122,15 @@ def format_of(name: str) -> str | None:
 
 
 def suffixes_of(format_name: str) -> tuple[str, ...]:
-    """Return the suffixes of a format, including those of compressed files."""
+    """Return the suffixes of a format, including those of compressed files.
+
+    Raises:
+        InvalidArgument: The format is unknown.
+    """
+    if format_name not in SUFFIXES:
+        raise InvalidArgument(
+            f"format={format_name!r} is not a format of files; use one of {', '.join(SUFFIXES)}", field="format"
+        )
     plain = SUFFIXES[format_name]
     if format_name not in COMPRESSED_FORMATS:
         return plain

@@ -149,6 +149,16 @@ class ParquetReader:
         self._pages: PagedFile | None = None
         self._gap_bytes = GAP_BYTES if source.has_round_trips else LOCAL_GAP_BYTES
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the file."""
+        return self._footer.schema
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The row groups of the file, with the bytes of all columns."""
+        return units_of(self._footer, None)
+
     def read(self, unit: Unit, columns: Sequence[str]) -> pa.Table:
         if not columns:
             return _rows_only(unit.num_rows)

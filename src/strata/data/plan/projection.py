@@ -1,8 +1,8 @@
-"""Turn the rows of one data file into rows of the table.
+"""Turn the rows of one data file of a table format (Iceberg, Delta Lake) into rows of the table.
 
-A file keeps the names and types it was written with, while the table's schema evolves. Planning matches columns by
-field id (`columns.py`). This module applies the result with pyarrow alone, so that decode processes do not import
-pyiceberg: cast columns, rebuild structs whose members changed, add missing columns, and drop deleted rows.
+A file keeps the names and types it was written with, while the table's schema evolves. Planning matches the columns of
+both by the table's rules. This module applies the result with pyarrow alone, so that decode processes do not import the
+library of the table: cast columns, rebuild structs whose members changed, add missing columns, and drop deleted rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -81,7 +81,7 @@ class ColumnProjection:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IcebergProjection:
+class TableProjection:
     """The `Fit` of a data file."""
 
     columns: Mapping[str, ColumnProjection]
@@ -182,3 +182,89 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _cast(array.storage, kind)
     # Tables have microseconds where files may have nanoseconds, which are truncated as everywhere in Iceberg.
     return pc.cast(array, options=pc.CastOptions(target_type=kind, allow_time_truncate=True))
+
+
+# --- types ---
+
+_UTC = ("UTC", "+00:00", "Etc/UTC", "Z")
+
+
+def simplest(conversion: StructConversion | ListConversion | MapConversion, found: pa.DataType) -> Conversion:
+    """Return a plain cast if every part stays unchanged and in place."""
+    return Cast(conversion.type) if conversion.type.equals(found) and _keeps(conversion) else conversion
+
+
+def _keeps(conversion: Conversion) -> bool:
+    if isinstance(conversion, StructConversion):
+        return all(
+            member.source == index and _keeps(member.conversion) for index, member in enumerate(conversion.members)
+        )
+    if isinstance(conversion, ListConversion):
+        return _keeps(conversion.element)
+    if isinstance(conversion, MapConversion):
+        return _keeps(conversion.key) and _keeps(conversion.value)
+    return True
+
+
+def can_read(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether values of a file's type can be read as a table's type: of the same kind, and no narrower.
+
+    This covers the promotions of tables (int to long, float to double, more digits of a decimal) and the types of other
+    writers: small integers, other units of time, dictionaries, strings that are not annotated as such.
+    """
+    if isinstance(found, pa.BaseExtensionType):
+        return can_read(found.storage_type, wanted)
+    if pa.types.is_dictionary(found):
+        return can_read(found.value_type, wanted)
+    if found.equals(wanted) or pa.types.is_null(found):
+        return True
+    if pa.types.is_integer(wanted):
+        return _fits_integer(found, wanted)
+    if pa.types.is_floating(wanted):
+        return bool(pa.types.is_floating(found) and found.bit_width <= wanted.bit_width)
+    if pa.types.is_decimal(wanted):
+        return bool(pa.types.is_decimal(found) and found.scale == wanted.scale and found.precision <= wanted.precision)
+    if pa.types.is_timestamp(wanted):
+        return pa.types.is_date32(found) or _fits_timestamp(found, wanted)
+    if pa.types.is_time(wanted):
+        return bool(pa.types.is_time(found))
+    return _is_text(wanted) and _is_text(found)
+
+
+def _fits_integer(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if not pa.types.is_integer(found):
+        return False
+    return bool(
+        found.bit_width < wanted.bit_width
+        if pa.types.is_unsigned_integer(found)
+        else found.bit_width <= wanted.bit_width
+    )
+
+
+def _fits_timestamp(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether timestamps match. A file with a zone other than UTC does not fit a table without a zone."""
+    return bool(pa.types.is_timestamp(found) and (wanted.tz is not None or found.tz in (None, *_UTC)))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def is_wide(kinds: Iterable[pa.DataType]) -> bool:
+    """Return whether any of the types has 64-bit offsets, at any depth."""
+    return any(_is_wide(kind) for kind in kinds)
+
+
+def _is_wide(kind: pa.DataType) -> bool:
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_list(kind):
+        return True
+    if pa.types.is_dictionary(kind):
+        return _is_wide(kind.value_type)
+    return any(_is_wide(kind.field(index).type) for index in range(kind.num_fields))
