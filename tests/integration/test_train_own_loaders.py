@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -194,6 +195,20 @@ def test_a_loader_that_is_made_after_the_restore_is_exact_too(kind: str) -> None
     expected = train("undisturbed", make)
     train("resumed", make, until=EPOCH_STEPS + 7)
     assert train("resumed", make, restores_first=True) == expected
+
+
+def test_a_closed_context_holds_no_loader_so_its_workers_end_with_the_last_reference() -> None:
+    with strata.init(checkpoints="ckpt", saver="thread") as ctx:
+        loader = ctx.attach(StatefulDataLoader(Rows(), batch_size=BATCH, num_workers=2))
+        next(iter(loader))
+    freed = weakref.ref(loader)
+    gc.disable()  # reference counts alone
+    try:
+        del loader
+        assert freed() is None
+    finally:
+        gc.enable()
+    assert not multiprocessing.active_children()
 
 
 def test_persistent_workers_and_a_generator_of_the_users_are_exact_too() -> None:

@@ -730,6 +730,8 @@ class Context:
             reason = "failed" if is_failing else "done"
             with contextlib.closing(self._collective_waits):  # last: until then, heartbeats read what it measures
                 self._membership.leave(together=self._has_saved and not is_failing, reason=reason)
+            # Garbage collection would end torch's worker processes only after 5 s each: it closes their queues first.
+            self._loaders = Loaders(self.world_size)
 
     def _close_at_exit(self) -> None:
         self.close(is_failing=getattr(sys, "last_value", None) is not None, is_exiting=True)
