@@ -8,8 +8,9 @@ torch=torch==2.13.0 # exact: an open range would select the newest, with gigabyt
 backend=(hatchling editables) # what an editable install without build isolation needs
 dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,delta,ray,functions,servers,torchrec,tune,plots,wandb,otel,dev]')
 demo=("$torch" "${backend[@]}" '.[torch,data]')
-peers=("$torch" ax-platform datasets grpcio litdata numpy orbax-checkpoint pandas protobuf psutil pyarrow safetensors scikit-learn
-  torch-dataloader-utils uhashring pyre-extensions tensordict torchmetrics==1.0.3 tqdm) # the peers of the benchmarks
+# The peers of the benchmarks. mosaicml-streaming is not among them: it requires older versions of numpy and xxhash.
+peers=("$torch" ax-platform datasets grpcio litdata numpy orbax-checkpoint pandas pillow protobuf psutil pyarrow safetensors
+  scikit-learn spdl torch-dataloader-utils uhashring webdataset pyre-extensions tensordict torchmetrics==1.0.3 tqdm)
 # The peers of `strata bench dashboard`: MLflow and trackio need older versions of pyarrow and pillow than the others.
 dashboards=(mlflow optuna-dashboard playwright 'ray[default]' tensorboard trackio)
 # pip cannot resolve torchrec: it requires fbgemm-gpu, the CUDA build, and torchmetrics==1.0.3, and works with the CPU

@@ -35,6 +35,7 @@ _HOMES = {
     "strategies": "strata.bench.strategies",
     "trainer": "strata.bench.trainer",
     "tune": "strata.bench.tune",
+    "webdata": "strata.bench.webdata",
 }
 """The module of each benchmark, which defines `BENCHMARK`; imported when the benchmark is requested."""
 

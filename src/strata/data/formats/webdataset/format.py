@@ -25,7 +25,8 @@ from strata.data.formats.damage import CURE, NUM_HEAD_BYTES, wrong_format
 from strata.data.formats.text import Text, codec_of, rows_only
 from strata.data.formats.webdataset import index
 from strata.data.formats.webdataset.headers import BLOCK_BYTES, TarDamage, is_tar, walk
-from strata.data.formats.webdataset.samples import KEY, cut, outline, parts
+from strata.data.formats.webdataset.regular import find_regular
+from strata.data.formats.webdataset.samples import KEY, cut, outline, parts, split_name
 from strata.data.memory import pool
 from strata.data.source.source import translate_errors
 from strata.errors import DataFileChanged, DataFileInvalid
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strata.data.filter.expression import Node
+    from strata.data.formats.webdataset.regular import Regular
     from strata.data.formats.webdataset.samples import ShardOutline
     from strata.data.source.source import DataFile, Source
 
@@ -44,6 +46,9 @@ MAX_UNPACKED_BYTES: Final = 2 << 30
 MAX_UNIT_BYTES: Final = 4 << 20
 """The size of a row group. Its parts are copied while they are in the processor's cache, and a request to an object
 store of this size is still efficient."""
+SMALL_SAMPLE_BYTES: Final = 128 << 10
+"""Average size of the samples of a row group up to which all headers are looked for at once. Every block is looked at,
+so large samples are faster to walk."""
 PIECE_BYTES: Final = 1 << 20
 """Bytes that are unpacked at once."""
 LOCAL_WINDOW_BYTES: Final = (1 << 10, 1 << 20)
@@ -250,7 +255,9 @@ class WebDatasetReader:
         try:
             if codec_of(self._file) is None:
                 data = self._load(unit)
-                found = _LoadedSamples(data, unit.offset, self._form.required, has_marker=False)
+                is_small = unit.num_bytes <= unit.num_rows * SMALL_SAMPLE_BYTES
+                regular = find_regular(data) if is_small else None
+                found = _LoadedSamples(data, unit.offset, self._form.required, has_marker=False, regular=regular)
             else:
                 data = self._unpack()
                 found = _LoadedSamples(data, 0, self._form.required, has_marker=True)
@@ -357,18 +364,59 @@ class WebDatasetReader:
 class _LoadedSamples:
     """The parts of the samples in a buffer."""
 
-    def __init__(self, data: pa.Buffer, offset: int, required: Collection[str], *, has_marker: bool) -> None:
-        """`offset`: the offset of the buffer in the file, for errors.
+    def __init__(
+        self,
+        data: pa.Buffer,
+        offset: int,
+        required: Collection[str],
+        *,
+        has_marker: bool,
+        regular: Regular | None = None,
+    ) -> None:
+        """`offset`: the offset of the buffer in the file, for errors. `regular`: its members, if they are known.
 
         Raises:
             TarDamage: The buffer is not a run of samples.
         """
         self._data = data
         self.keys: list[str] = []
-        self._bounds: list[int] = []
+        self._bounds: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         """Where each part begins and ends in the buffer, one after the other."""
         self._places: dict[str, tuple[list[int], list[int]]] = {}
         """For each extension: rows, and for each the number of its part."""
+        if regular is None or not self._group(regular):
+            self._walk(offset, has_marker=has_marker)
+        if required:
+            self._keep(required)
+
+    def _group(self, regular: Regular) -> bool:
+        """Group members whose headers are verified; return whether the samples are as they should be."""
+        row, current = -1, None
+        places: dict[str, tuple[list[int], list[int]]] = {}
+        keys: list[str] = []
+        for number, name in enumerate(regular.names):
+            split = split_name(name)
+            if split is None:
+                continue
+            key, extension = split
+            if key != current:
+                row, current = row + 1, key
+                keys.append(key)
+            if extension not in places:
+                places[extension] = ([], [])
+            rows, numbers = places[extension]
+            if rows and rows[-1] == row:
+                return False  # the sample has this part twice, and the walk raises the error
+            rows.append(row)
+            numbers.append(2 * number)
+        if KEY in places:
+            return False
+        self.keys, self._bounds, self._places = keys, regular.bounds, places
+        return True
+
+    def _walk(self, offset: int, *, has_marker: bool) -> None:
+        data = self._data
+        bounds: list[int] = []
         view = memoryview(data)
 
         def read_at(position: int, num_bytes: int) -> bytes:
@@ -384,15 +432,14 @@ class _LoadedSamples:
                 self._places[extension] = ([], [])
             rows, numbers = self._places[extension]
             rows.append(row)
-            numbers.append(len(self._bounds))
+            numbers.append(len(bounds))
             begin = member.offset - offset
-            self._bounds += (begin, begin + member.num_bytes)
-        if required:
-            self._keep(required)
+            bounds += (begin, begin + member.num_bytes)
+        self._bounds = np.array(bounds, np.int64)
 
     def table(self, columns: Sequence[str]) -> pa.Table:
         # The parts, and the gaps between them, as one array of binaries: its rows at even places are the parts.
-        bounds = np.array(self._bounds, np.int64)
+        bounds = self._bounds
         everything = pa.Array.from_buffers(
             pa.large_binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), self._data]
         )

@@ -65,10 +65,14 @@ class ShardOutline:
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Return the key and the extension of a member, or None if it belongs to no sample."""
-    dot = name.find(".", name.rfind("/") + 1)
-    if dot <= name.rfind("/") + 1 or (name[0] == "_" and _META.match(name)):
+    key, dot, extension = name.partition(".")
+    if "/" in extension:  # that was a dot in the name of a directory
+        folder, slash, file = name.rpartition("/")
+        begin, dot, extension = file.partition(".")
+        key = folder + slash + begin
+    if not dot or not key or key[-1] == "/" or (name[0] == "_" and _META.match(name)):
         return None
-    return name[:dot], name[dot + 1 :].lower()
+    return key, extension.lower()
 
 
 def parts(members: Iterator[Member]) -> Iterator[tuple[bool, str, str, Member]]:
