@@ -151,6 +151,26 @@ def read_samples(path: str) -> None:
     sys.stdin.readline()
 
 
+def read_tokens(path: str) -> None:
+    """Print the ids of each batch of at most 200 tokens, and the state after it, until killed."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    from strata import StructuredDataset
+
+    loader, dataset = StructuredDataset.create_dataloader(
+        path,
+        batch_tokens=200,
+        sequences="padded",
+        length_buckets=True,
+        num_workers=2,
+        shuffle=True,
+        shuffle_buffer_size=60,
+        output_format="numpy",
+    )
+    for batch in loader:
+        report(ids=batch["id"].tolist(), state=dataset.state_dict())
+    sys.stdin.readline()
+
+
 def without_torch(path: str) -> None:
     """Run in a Python without torch."""
     sys.modules["torch"] = None  # type: ignore[assignment]

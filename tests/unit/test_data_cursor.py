@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.data.order.cursor import MAX_COUNT, Cursor, read_cursor
+from strata.data.order.cursor import MAX_COUNT, VERSION, Cursor, Cuts, read_cursor
 from strata.data.order.order import MAX_LANES
 from strata.errors import InvalidArgument, PlanChanged
 
@@ -100,8 +101,47 @@ def test_a_state_without_a_version_is_refused() -> None:
 
 
 def test_a_state_of_a_newer_version_is_refused_with_the_cure() -> None:
-    with pytest.raises(PlanChanged, match="has version 2, and this version of Strata reads up to 1; upgrade Strata"):
-        read_cursor({"version": 2, "whatever": "it holds"})
+    with pytest.raises(PlanChanged, match="has version 3, and this version of Strata reads up to 2; upgrade Strata"):
+        read_cursor({"version": 3, "whatever": "it holds"})
+
+
+CUTS = Cuts(
+    unit="tokens",
+    limit=4096,
+    columns=["input_ids"],
+    lengths="0f",
+    padded=True,
+    length_buckets=False,
+    long_rows="raise",
+    tracks=2,
+)
+
+
+def state_with_cuts(**changes: Any) -> dict[str, Any]:
+    return {**state(version=2), "cuts": {**msgspec.to_builtins(CUTS), **changes}}
+
+
+def test_a_state_of_batches_by_tokens_survives_json_and_older_versions_refuse_it() -> None:
+    cursor = read_cursor(json.loads(json.dumps(state_with_cuts())))
+    assert cursor.cuts == CUTS
+    assert cursor.to_dict() == state_with_cuts()
+    assert cursor.version > VERSION
+    assert "cuts" not in state(), "a state of batches by rows is as before"
+
+
+@pytest.mark.parametrize(
+    ("hostile", "message"),
+    [
+        (state_with_cuts(tracks=3), "4 lanes in 3 tracks, which is impossible"),
+        (state_with_cuts(tracks=0), "4 lanes in 0 tracks, which is impossible"),
+        (state_with_cuts(limit="4096"), "cuts.limit"),
+        ({**state_with_cuts(), "version": 1}, "version 1 with cuts"),
+        (state(version=2), "version 2 without cuts"),
+    ],
+)
+def test_impossible_cuts_are_refused(hostile: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        read_cursor(hostile)
 
 
 def test_names_that_are_not_strings_are_refused() -> None:

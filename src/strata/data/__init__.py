@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from strata.errors import ConfigError
 
 if TYPE_CHECKING:
+    from strata.data.batch.output import PackedRows as PackedRows
     from strata.data.batch.output import PaddedRows as PaddedRows
     from strata.data.batch.output import RaggedRows as RaggedRows
     from strata.data.batch.vocabulary import Vocabulary as Vocabulary
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from strata.data.indexer import Indexed as Indexed
     from strata.data.indexer import index_shards as index_shards
     from strata.data.order.assignment import Task as Task
+    from strata.data.order.bins import padding_waste as padding_waste
     from strata.data.packer import PackedShard as PackedShard
     from strata.data.packer import pack as pack
     from strata.data.plan.plan import Plan as Plan
@@ -35,9 +37,10 @@ _HOMES = {
     "indexer": ("Indexed", "index_shards"),
     "packer": ("PackedShard", "pack"),
     "runtime.metrics": ("LoaderMetrics", "WorkerMetrics", "between"),
-    "batch.output": ("PaddedRows", "RaggedRows"),
+    "batch.output": ("PackedRows", "PaddedRows", "RaggedRows"),
     "plan.plan": ("Plan",),
     "order.assignment": ("Task",),
+    "order.bins": ("padding_waste",),
     "structured": ("StructuredDataset",),
     "batch.vocabulary": ("Vocabulary",),
 }

@@ -29,9 +29,13 @@ OnError: TypeAlias = Literal["raise", "skip"]
 OnEmpty: TypeAlias = Literal["raise", "empty"]
 SchemaMode: TypeAlias = Literal["unify", "strict"]
 Missing: TypeAlias = Literal["raise", "skip", "none"]
+LongRows: TypeAlias = Literal["raise", "skip", "truncate"]
+Sequences: TypeAlias = Literal["ragged", "padded", "packed"]
 
+DEFAULT_BATCH_SIZE = 1024
 DEFAULT_SHUFFLE_BUFFER_SIZE = 100_000
 MAX_BATCH_ROWS = 1 << 31
+MAX_BATCH_LENGTH = (1 << 31) - 1
 MAX_WORKERS = 256
 MAX_DEFAULT_WORKERS = 8
 MIN_SHARED_BYTES = 1 << 20
@@ -95,10 +99,76 @@ class PlanConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SizeConfig:
+    """Batches by bytes or tokens instead of by rows."""
+
+    unit: Literal["tokens", "bytes"]
+    limit: int
+    """Maximum tokens or bytes of a batch on each rank."""
+    length_column: str | None = None
+    length_buckets: bool = False
+    long_rows: LongRows = "raise"
+
+    def __post_init__(self) -> None:
+        _check_choice(self, "long_rows", get_args(LongRows))
+        if not isinstance(self.length_buckets, bool):
+            raise InvalidArgument(
+                f"length_buckets={self.length_buckets!r} must be True or False", field="length_buckets"
+            )
+        _set_number(self, "limit", 1, MAX_BATCH_LENGTH, field=self.option)
+
+    @property
+    def option(self) -> str:
+        """The name of the argument."""
+        return f"batch_{self.unit}"
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        batch_size: int | None,
+        batch_tokens: int | None,
+        batch_bytes: int | str | None,
+        length_column: str | None,
+        length_buckets: bool,
+        long_rows: LongRows,
+    ) -> Self | None:
+        """Return None if batches have a number of rows.
+
+        Raises:
+            InvalidArgument: More than one size is given, or an argument that has no effect.
+        """
+        given = {"batch_size": batch_size, "batch_tokens": batch_tokens, "batch_bytes": batch_bytes}
+        chosen = [name for name, value in given.items() if value is not None]
+        if len(chosen) > 1:
+            raise InvalidArgument(f"{chosen[0]}= and {chosen[1]}= are both given; pass one of them", field=chosen[1])
+        if chosen in ([], ["batch_size"]):
+            others = {
+                "length_column": length_column is not None,
+                "length_buckets": length_buckets is not False,
+                "long_rows": long_rows != "raise",
+            }
+            useless = [name for name, is_given in others.items() if is_given]
+            if useless:
+                raise InvalidArgument(
+                    f"{useless[0]}= needs batch_tokens= or batch_bytes=; pass one of them", field=useless[0]
+                )
+            return None
+        return cls(
+            unit="bytes" if batch_tokens is None else "tokens",
+            limit=parse_bytes(batch_bytes or 0, field="batch_bytes") if batch_tokens is None else batch_tokens,
+            length_column=length_column,
+            length_buckets=length_buckets,
+            long_rows=long_rows,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OrderConfig:
     """Which rows form a batch, and in which order."""
 
     batch_size: int
+    """Rows per batch; without effect if there is a `size`."""
     shuffle: bool
     shuffle_seed: int
     shuffle_buffer_size: int
@@ -106,6 +176,7 @@ class OrderConfig:
     lanes: int | None
     """None chooses the number at the start of each epoch, from the world size."""
     tail: Tail
+    size: SizeConfig | None = None
 
     def __post_init__(self) -> None:
         _check_choice(self, "tail", get_args(Tail))
@@ -116,6 +187,12 @@ class OrderConfig:
             _set_number(self, "lanes", 1, MAX_LANES)
         if not isinstance(self.shuffle, bool):
             raise InvalidArgument(f"shuffle={self.shuffle!r} must be True or False", field="shuffle")
+        if self.size is not None and self.size.length_buckets and not self.shuffle:
+            raise InvalidArgument(
+                "length_buckets=True regroups rows by length, so they do not keep the order of the files; pass "
+                "shuffle=True as well",
+                field="length_buckets",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +210,17 @@ class BatchConfig:
     collate_fn: Callable[[Any], Any] | None = None
     decode: Any = None
     missing: Missing = "raise"
+    sequences: Sequences = "ragged"
 
     def __post_init__(self) -> None:
         _check_choice(self, "output_format", get_args(OutputFormat))
+        _check_choice(self, "sequences", get_args(Sequences))
+        if self.sequences != "ragged" and self.output_format not in ("torch", "numpy"):
+            raise InvalidArgument(
+                f"sequences={self.sequences!r} needs tensors or arrays, but output_format={self.output_format!r}; use "
+                'output_format="torch" or "numpy", or leave out sequences=',
+                field="sequences",
+            )
         _check_choice(self, "missing", get_args(Missing))
         for name in ("transform", "collate_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
@@ -253,13 +338,14 @@ def _check_choice(config: object, name: str, known: tuple[str, ...]) -> None:
         raise InvalidArgument(f"{name}={value!r} is unknown; use one of {', '.join(known)}", field=name)
 
 
-def _set_number(config: object, name: str, minimum: int, maximum: int) -> None:
-    """Check a whole number, of numpy's types as well, and store it as an int."""
+def _set_number(config: object, name: str, minimum: int, maximum: int, *, field: str = "") -> None:
+    """Check a whole number, of numpy's types as well, and store it as an int; `field` is its name for the user."""
     value = getattr(config, name)
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None or not minimum <= number <= maximum:
-        raise InvalidArgument(f"{name}={value!r} must be a whole number from {minimum} to {maximum}", field=name)
+        shown = field or name
+        raise InvalidArgument(f"{shown}={value!r} must be a whole number from {minimum} to {maximum}", field=shown)
     object.__setattr__(config, name, number)

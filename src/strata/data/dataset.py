@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import os
 import weakref
@@ -10,13 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from strata.clock import SystemClock
 from strata.data.batch.decoders import choose
 from strata.data.batch.delivery import lanes_that_fit
 from strata.data.memory import release
 from strata.data.order.assignment import by_name
-from strata.data.order.cursor import Cursor, read_cursor
+from strata.data.order.bins import Bins, BinSchedule, BinSteps, Budget, Pools
+from strata.data.order.cursor import VERSION, VERSION_OF_CUTS, Cursor, Cuts, read_cursor
 from strata.data.order.order import choose_lanes, choose_window, make_order
 from strata.data.order.schedule import Schedule
 from strata.data.order.steps import Steps
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from strata.data.batch.policy import Policy
     from strata.data.batch.vocabulary import Vocabulary
     from strata.data.config import LoaderConfig
+    from strata.data.order.order import Order
     from strata.data.plan.plan import Plan
     from strata.data.runtime.decoded import Blocks
     from strata.data.runtime.decoder import Decoder
@@ -107,6 +111,8 @@ class Dataset:
         self._fetched = self._fetched_bytes()
         self._lookout = Lookout(self._facts(), num_workers=num_threads)
         self._summary = summary(self.plan)
+        self._lengths_digest = "" if deliverer.lengths is None else deliverer.lengths.digest
+        self._known_bins: tuple[tuple[int, ...], Bins] | None = None
         self._cursor = self._start_of(0)
         self._is_resuming = False
         """Whether the cursor was loaded and no batch has been delivered since."""
@@ -157,7 +163,10 @@ class Dataset:
         return self._cursor.position
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch, the same on every rank."""
+        """Return the batches of a whole epoch, the same on every rank.
+
+        With batch_tokens= and batch_bytes=, epochs differ a little; this is the number of the current one.
+        """
         return self.steps(0).num_batches
 
     @property
@@ -177,22 +186,14 @@ class Dataset:
             self._is_begun = False
         cursor, config = self._cursor, self.config
         steps = self.steps(cursor.position)
-        order = make_order(
-            self.plan,
-            seed=cursor.seed,
-            epoch=cursor.epoch,
-            shuffle=cursor.shuffle,
-            num_lanes=cursor.lanes,
-            window_rows=cursor.window,
-        )
         pipeline: Blocks | None = None
         if steps.num_batches:
             fetcher = self._fetcher()
-            block_bytes, block_rows = self._block_size(has_windows=bool(order.window_rows))
-            part_rows = self._part_rows(order.window_rows * order.num_lanes)
+            block_bytes, block_rows = self._block_size(has_windows=cursor.window > 0)
+            part_rows = self._part_rows(cursor.window * cursor.lanes)
             work = Work(
                 plan=self.plan,
-                schedule=Schedule(order, steps, self.ranks.rank, block_rows, part_rows=part_rows, starts_small=True),
+                schedule=self._schedule(steps, block_rows, part_rows),
                 decoders=self._decoders(fetcher),
                 fetcher=fetcher,
                 convert=self._deliverer.convert,
@@ -260,13 +261,15 @@ class Dataset:
                 )
             log.warning("the dataset has changed: %s; resuming at row %d of the new order", what, cursor.position)
             fresh = self._start_of(cursor.epoch)
-            cursor = msgspec.structs.replace(fresh, position=min(cursor.position, fresh.num_rows))
+            cursor = msgspec.structs.replace(fresh, position=self._nearest(fresh, cursor.position))
         elif cursor.num_rows != self.plan.num_rows:
             raise InvalidArgument(
                 f"the state has num_rows={cursor.num_rows}, but the same dataset has {self.plan.num_rows} rows; load "
                 "the dictionary as it was saved",
                 field="state",
             )
+        else:
+            cursor = self._with_cuts(cursor)
         self._end_pass()
         self._cursor = cursor
         self._is_resuming, self._is_begun = True, False
@@ -303,7 +306,8 @@ class Dataset:
         if lanes is None:
             lanes = choose_lanes(
                 world_size=self.ranks.world_size,
-                batch_size=order.batch_size,
+                # Bins take rows of all lanes of a track, so any number of lanes will do.
+                batch_size=order.batch_size if order.size is None else math.lcm(*range(1, MAX_LANES_PER_RANK + 1)),
                 num_row_groups=plan.num_units,
                 shuffle=order.shuffle,
                 max_lanes_per_rank=lanes_that_fit(
@@ -311,7 +315,8 @@ class Dataset:
                 ),
             )
         # If the user fixed the lanes, the order must not depend on batches and ranks, so the window must not either.
-        batch_rows = order.batch_size * self.ranks.world_size if order.lanes is None else lanes
+        has_fixed_batches = order.lanes is None and order.size is None
+        batch_rows = order.batch_size * self.ranks.world_size if has_fixed_batches else lanes
         window = choose_window(num_lanes=lanes, batch_rows=batch_rows, shuffle_buffer_size=order.shuffle_buffer_size)
         return Cursor(
             fingerprint=plan.fingerprint,
@@ -323,10 +328,107 @@ class Dataset:
             lanes=lanes,
             window=window if order.shuffle else 0,
             plan=self._summary,
+            cuts=self._cuts(self.ranks.world_size if order.lanes is None else lanes),
+            version=VERSION if order.size is None else VERSION_OF_CUTS,
         )
 
-    def steps(self, first: int = 0) -> Steps:
+    def _cuts(self, num_tracks: int) -> Cuts | None:
+        size, lengths = self.config.order.size, self._deliverer.lengths
+        if size is None or lengths is None:
+            return None
+        return Cuts(
+            unit=size.unit,
+            limit=size.limit,
+            columns=list(lengths.columns),
+            lengths=self._lengths_digest,
+            padded=self.config.batch.sequences == "padded",
+            length_buckets=size.length_buckets,
+            long_rows=size.long_rows,
+            tracks=num_tracks,
+        )
+
+    def _with_cuts(self, cursor: Cursor) -> Cursor:
+        """Check that the batches of a state are cut as those of this loader.
+
+        Raises:
+            InvalidArgument: They are not, and the state is in the middle of an epoch.
+        """
+        fresh = self._start_of(cursor.epoch)
+        if (cursor.cuts is None) == (fresh.cuts is None):
+            if cursor.cuts is None or fresh.cuts is None:
+                return cursor
+            mine = msgspec.structs.replace(fresh.cuts, tracks=cursor.cuts.tracks)
+            if mine == cursor.cuts:
+                self._steps_of(cursor, cursor.position)  # refuses an impossible position
+                return cursor
+        if cursor.position in (0, cursor.num_rows):
+            return msgspec.structs.replace(fresh, position=cursor.position)
+        there, here = (
+            {"unit": "rows"} if cuts is None else msgspec.to_builtins(cuts) for cuts in (cursor.cuts, fresh.cuts)
+        )
+        names = [name for name in {**there, **here} if there.get(name) != here.get(name) and name != "tracks"]
+        listed = ", ".join(f"{name} was {there.get(name)!r} and is {here.get(name)!r}" for name in names)
+        raise InvalidArgument(
+            f"the state at row {cursor.position} of epoch {cursor.epoch} is from batches that were cut differently: "
+            f"{listed}. Restore these arguments until the end of the epoch, or start an epoch with set_epoch()",
+            field="state",
+        )
+
+    def _nearest(self, cursor: Cursor, position: int) -> int:
+        """Return the position of the last batch border up to a position."""
+        if cursor.cuts is None or position >= cursor.num_rows:
+            return min(position, cursor.num_rows)
+        starts = self._bins(cursor).starts
+        return int(starts[np.searchsorted(starts, position, side="right") - 1])
+
+    def _order(self, cursor: Cursor) -> Order:
+        return make_order(
+            self.plan,
+            seed=cursor.seed,
+            epoch=cursor.epoch,
+            shuffle=cursor.shuffle,
+            num_lanes=cursor.lanes,
+            window_rows=cursor.window,
+        )
+
+    def _bins(self, cursor: Cursor) -> Bins:
+        """Return the bins of the cursor's epoch, which are kept until another one is needed."""
+        cuts, lengths = cursor.cuts, self._deliverer.lengths
+        assert cuts is not None
+        assert lengths is not None
+        key = (cursor.seed, cursor.shuffle, cursor.epoch, cursor.lanes, cursor.window, cuts.tracks)
+        if self._known_bins is None or self._known_bins[0] != key:
+            budget = Budget(
+                limit=cuts.limit,
+                is_padded=cuts.padded,
+                has_buckets=cuts.length_buckets,
+                skips_long=cuts.long_rows == "skip",
+            )
+            unit_starts = np.concatenate([[0], np.cumsum(self.plan.unit_rows)])
+            pools = Pools(self._order(cursor), budget.costs(lengths.values), unit_starts, cuts.tracks, budget)
+            self._known_bins = (key, Bins.of(pools))
+        return self._known_bins[1]
+
+    def _schedule(self, steps: Steps | BinSteps, block_rows: int, part_rows: int) -> Schedule | BinSchedule:
+        rank = self.ranks.rank
+        if isinstance(steps, BinSteps):
+            return BinSchedule(steps, rank, block_rows, part_rows=part_rows)
+        order = self._order(self._cursor)
+        return Schedule(order, steps, rank, block_rows, part_rows=part_rows, starts_small=True)
+
+    def steps(self, first: int = 0) -> Steps | BinSteps:
         """Return the batches of the epoch from this position on."""
+        return self._steps_of(self._cursor, first)
+
+    def _steps_of(self, cursor: Cursor, first: int) -> Steps | BinSteps:
+        if cursor.cuts is not None:
+            return BinSteps(
+                bins=self._bins(cursor),
+                num_rows=self.plan.num_rows,
+                first=first,
+                world_size=self.ranks.world_size,
+                tail=self.config.order.tail,
+            )
         return Steps(
             num_rows=self.plan.num_rows,
             first=first,

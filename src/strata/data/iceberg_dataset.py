@@ -9,6 +9,7 @@ import msgspec
 from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.config import (
+    DEFAULT_BATCH_SIZE,
     DEFAULT_CACHE_BYTES,
     DEFAULT_SHUFFLE_BUFFER_SIZE,
     BatchConfig,
@@ -16,6 +17,7 @@ from strata.data.config import (
     OrderConfig,
     PlanConfig,
     RuntimeConfig,
+    SizeConfig,
     default_output_format,
 )
 from strata.data.dataset import Dataset
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
+    from strata.data.config import LongRows, OnEmpty, OnError, OutputFormat, Sequences, WorkerType
     from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
@@ -53,7 +55,13 @@ class IcebergDataset(Dataset):
         snapshot_id: int | None = None,
         as_of: dt.datetime | str | int | None = None,
         columns: Sequence[str] | None = None,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        batch_bytes: int | str | None = None,
+        length_column: str | None = None,
+        length_buckets: bool = False,
+        long_rows: LongRows = "raise",
+        sequences: Sequences = "ragged",
         shuffle: bool = False,
         shuffle_seed: int = 0,
         shuffle_buffer_size: int | None = DEFAULT_SHUFFLE_BUFFER_SIZE,
@@ -115,12 +123,20 @@ class IcebergDataset(Dataset):
                 show_progress=show_progress,
             ),
             order=OrderConfig(
-                batch_size=batch_size,
+                batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
                 shuffle=shuffle,
                 shuffle_seed=shuffle_seed,
                 shuffle_buffer_size=DEFAULT_SHUFFLE_BUFFER_SIZE if shuffle_buffer_size is None else shuffle_buffer_size,
                 lanes=lanes,
                 tail=tail,
+                size=SizeConfig.create(
+                    batch_size=batch_size,
+                    batch_tokens=batch_tokens,
+                    batch_bytes=batch_bytes,
+                    length_column=length_column,
+                    length_buckets=length_buckets,
+                    long_rows=long_rows,
+                ),
             ),
             batch=BatchConfig(
                 output_format=output_format or default_output_format(),
@@ -133,6 +149,7 @@ class IcebergDataset(Dataset):
                 transform=transform,
                 collate_fn=collate_fn,
                 decode=decode,
+                sequences=sequences,
             ),
             runtime=RuntimeConfig.create(
                 num_workers=num_workers,

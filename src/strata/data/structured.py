@@ -8,6 +8,7 @@ from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.batch.delivery import delivered_nulls
 from strata.data.config import (
+    DEFAULT_BATCH_SIZE,
     DEFAULT_CACHE_BYTES,
     DEFAULT_SHUFFLE_BUFFER_SIZE,
     BatchConfig,
@@ -16,6 +17,7 @@ from strata.data.config import (
     OrderConfig,
     PlanConfig,
     RuntimeConfig,
+    SizeConfig,
     default_output_format,
 )
 from strata.data.dataset import Dataset
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from strata.data.config import Missing, OnEmpty, OnError, OutputFormat, WorkerType
+    from strata.data.config import LongRows, Missing, OnEmpty, OnError, OutputFormat, Sequences, WorkerType
     from strata.data.formats.base import Format
     from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
@@ -160,7 +162,13 @@ class StructuredDataset(Dataset):
         path: Any,
         format: str | None = None,
         *,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        batch_bytes: int | str | None = None,
+        length_column: str | None = None,
+        length_buckets: bool = False,
+        long_rows: LongRows = "raise",
+        sequences: Sequences = "ragged",
         columns: Sequence[str] | None = None,
         filters: Any = None,
         partitioning: Literal["hive"] | None = "hive",
@@ -210,7 +218,14 @@ class StructuredDataset(Dataset):
             path: A file, a directory (searched recursively), a glob or brace pattern, or a list of these, or URLs.
             format: parquet, orc, csv, json, jsonl, arrow, webdataset or huggingface (a directory of `save_to_disk`); by
                 default it is guessed from the files.
-            batch_size: Rows per batch on each rank.
+            batch_size: Rows per batch on each rank; 1,024 by default.
+            batch_tokens: Maximum tokens per batch on each rank, instead of a number of rows. See docs/token-batches.md.
+            batch_bytes: The same in bytes; by default of all string and binary columns.
+            length_column: The column with the length of a row: a list, or an integer that counts tokens or bytes. By
+                default the only list column.
+            length_buckets: Whether rows of similar length share a batch, which needs less padding.
+            long_rows: What to do with rows that are longer than a batch: raise, skip or truncate.
+            sequences: How lists of numbers are delivered: ragged, padded to the longest, or packed without padding.
             columns: The columns to deliver; all by default.
             filters: Rows to keep: a pyarrow expression, tuples as in pyarrow.parquet, or text such as `x > 3`.
             shuffle_buffer_size: Rows that are shuffled together, summed over all ranks; None is the default.
@@ -267,12 +282,20 @@ class StructuredDataset(Dataset):
                 show_progress=show_progress,
             ),
             order=OrderConfig(
-                batch_size=batch_size,
+                batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
                 shuffle=shuffle,
                 shuffle_seed=shuffle_seed,
                 shuffle_buffer_size=DEFAULT_SHUFFLE_BUFFER_SIZE if shuffle_buffer_size is None else shuffle_buffer_size,
                 lanes=lanes,
                 tail=tail,
+                size=SizeConfig.create(
+                    batch_size=batch_size,
+                    batch_tokens=batch_tokens,
+                    batch_bytes=batch_bytes,
+                    length_column=length_column,
+                    length_buckets=length_buckets,
+                    long_rows=long_rows,
+                ),
             ),
             batch=BatchConfig(
                 output_format=output_format or default_output_format(),
@@ -286,6 +309,7 @@ class StructuredDataset(Dataset):
                 collate_fn=collate_fn,
                 decode=decode,
                 missing=missing,
+                sequences=sequences,
             ),
             runtime=RuntimeConfig.create(
                 num_workers=num_workers,

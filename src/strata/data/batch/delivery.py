@@ -7,13 +7,15 @@ the same types.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from strata.data.batch.conversion import Converter
 from strata.data.batch.output import Presenter
-from strata.data.batch.policy import decide
+from strata.data.batch.policy import Kind, decide
+from strata.data.plan.lengths import cut_lists
 from strata.errors import InvalidArgument, TransformFailed
 from strata.lifecycle import renewed
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from strata.data.batch.policy import Policy
     from strata.data.batch.vocabulary import Vocabulary
     from strata.data.config import BatchConfig
+    from strata.data.plan.lengths import RowLengths
     from strata.data.plan.plan import Plan
 
 VARIABLE_BYTES = 32
@@ -47,8 +50,13 @@ class Deliverer:
         vocabularies: Mapping[str, Vocabulary],
         *,
         row_bytes: int,
+        lengths: RowLengths | None = None,
+        max_length: int | None = None,
     ) -> None:
-        """`policies`: None if a transform must show the columns first. `vocabularies`: by column."""
+        """
+        `policies`: None if a transform must show the columns first. `vocabularies`: by column.
+        `max_length`: cuts lists that are longer, in the column that decides the length of a row.
+        """
         self._plan = plan
         self._config = config
         self._is_transformed = config.transform is not None
@@ -56,6 +64,9 @@ class Deliverer:
         self.vocabularies = vocabularies
         self.row_bytes = row_bytes
         """Estimated bytes of a delivered row, the same on all ranks: it decides the number of lanes."""
+        self.lengths = lengths
+        """The lengths of rows, if batches are made by bytes or tokens."""
+        self._max_length = max_length
         self._made = None if policies is None else self._make(policies)
 
     @property
@@ -70,6 +81,8 @@ class Deliverer:
             TransformFailed: The transform returned other columns than before.
             NullsFound, SchemaMismatch: The rows do not fit the policies.
         """
+        if self._max_length is not None and self.lengths is not None:
+            table = cut_lists(table, self.lengths.columns[0], self._max_length)
         made = self._made
         if made is None:
             with self._lock:
@@ -109,7 +122,7 @@ class Deliverer:
 
 def decide_policies(config: BatchConfig, schema: pa.Schema, null_counts: Mapping[str, int]) -> tuple[Policy, ...]:
     """Return how each column is delivered."""
-    return decide(
+    policies = decide(
         schema,
         null_counts,
         output_format=config.output_format,
@@ -117,6 +130,17 @@ def decide_policies(config: BatchConfig, schema: pa.Schema, null_counts: Mapping
         string_width=config.string_width,
         nulls=config.nulls,
         decimals=config.decimals,
+    )
+    if config.sequences == "ragged":
+        return policies
+    if not any(policy.kind is Kind.RAGGED for policy in policies):
+        raise InvalidArgument(
+            f"sequences={config.sequences!r} applies to lists of numbers, and no delivered column has them; leave it "
+            "out",
+            field="sequences",
+        )
+    return tuple(
+        replace(policy, sequences=config.sequences) if policy.kind is Kind.RAGGED else policy for policy in policies
     )
 
 

@@ -2,7 +2,7 @@
 
 | output_format | a batch is |
 |---|---|
-| "torch" | a dict of contiguous tensors, `RaggedRows` for lists, `PaddedRows` for padded strings, lists for objects |
+| "torch" | a dict of contiguous tensors; `RaggedRows`, `PaddedRows` or `PackedRows` for lists; lists for objects |
 | "numpy" | the same with arrays; arrays of objects for objects |
 | "arrow" | a `pyarrow.RecordBatch` |
 | "pandas" | a `pandas.DataFrame` |
@@ -45,12 +45,25 @@ class RaggedRows(NamedTuple):
 
 
 class PaddedRows(NamedTuple):
-    """Strings as rows of UTF-8 bytes, padded with zeros."""
+    """Strings as rows of UTF-8 bytes, or lists with `sequences="padded"`, padded with zeros."""
 
     values: Any
-    """A uint8 matrix, one row per string."""
+    """A matrix with one row per string or list; for strings uint8."""
     lengths: Any
-    """The length of each string in bytes, int64; above the width of the matrix if a string was cut."""
+    """The length of each row, of strings in bytes, int64; above the width of the matrix if a string was cut."""
+
+
+class PackedRows(NamedTuple):
+    """Lists with `sequences="packed"`: one after the other, without padding, as attention kernels need them."""
+
+    values: Any
+    """The values of all rows, concatenated."""
+    cu_seqlens: Any
+    """Where each row begins in `values`, and one more entry for the end: int32."""
+    positions: Any
+    """The position of each value in its row, int64."""
+    max_seqlen: int
+    """The length of the longest row."""
 
 
 class Presenter:
@@ -72,6 +85,7 @@ class Presenter:
         self._widths = {policy.name: policy.width for policy in policies if policy.kind is Kind.BYTES}
         self._cut_array: Callable[[npt.NDArray[Any], Sequence[int]], Sequence[Any]]
         self._cut_array = _torch_cutter() if self._as_torch else _cut
+        self._sequences = {policy.name: policy.sequences for policy in policies if policy.kind is Kind.RAGGED}
         self._types = {policy.name: policy.value_type for policy in policies if policy.kind is Kind.ARROW}
         self._present = {"arrow": self._record_batches, "pandas": _frames, "dict": _dicts}.get(
             output_format, self._arrays
@@ -120,9 +134,14 @@ class Presenter:
         if isinstance(column, Dense):
             return self._cut_array(_owned(column.values), sizes)
         if isinstance(column, Ragged):
-            return (
-                self._padded(column, sizes, self._widths[name]) if name in self._widths else self._ragged(column, sizes)
-            )
+            if name in self._widths:
+                return self._padded(column, sizes, self._widths[name])
+            match self._sequences.get(name):
+                case "padded":
+                    return self._padded(column, sizes, None)
+                case "packed":
+                    return self._packed(column, sizes)
+            return self._ragged(column, sizes)
         assert isinstance(column, ArrowColumn)
         return _cut(objects(column.array) if self._as_torch else _object_array(column.array), sizes)
 
@@ -132,6 +151,23 @@ class Presenter:
         offsets = column.offsets[:-1] - np.repeat(firsts[:-1], sizes)
         values = self._cut_array(_owned(column.rows), np.diff(firsts).tolist())
         return [RaggedRows(*pair) for pair in zip(values, self._cut_array(offsets, sizes), strict=True)]
+
+    def _packed(self, column: Ragged, sizes: Sequence[int]) -> list[PackedRows]:
+        bounds = _bounds(sizes)
+        firsts = column.offsets[bounds]
+        num_values = np.diff(firsts).tolist()
+        within = np.arange(len(column.rows)) - np.repeat(column.offsets[:-1] - column.offsets[0], column.lengths)
+        parts = zip(
+            self._cut_array(_owned(column.rows), num_values),
+            self._cut_array(within, num_values),
+            itertools.pairwise(bounds.tolist()),
+            strict=True,
+        )
+        return [self._packed_batch(column.slice(*pair), values, positions) for values, positions, pair in parts]
+
+    def _packed_batch(self, column: Ragged, values: Any, positions: Any) -> PackedRows:
+        ends = (column.offsets - column.offsets[0]).astype(np.int32)
+        return PackedRows(values, self._cut_array(ends, [len(ends)])[0], positions, int(column.lengths.max(initial=0)))
 
     def _padded(self, column: Ragged, sizes: Sequence[int], width: int | None) -> list[PaddedRows]:
         lengths = self._cut_array(column.lengths, sizes)
@@ -145,9 +181,9 @@ class Presenter:
         return [PaddedRows(*pair) for pair in zip(values, lengths, strict=True)]
 
 
-def pad(column: Ragged, width: int) -> npt.NDArray[np.uint8]:
+def pad(column: Ragged, width: int) -> npt.NDArray[Any]:
     """Return a matrix of this width; longer rows are cut, shorter rows are padded with zeros."""
-    matrix = np.zeros((len(column), width), np.uint8)
+    matrix = np.zeros((len(column), width), column.values.dtype)
     lengths = column.lengths
     places = np.arange(width)
     is_there = places < lengths[:, None]

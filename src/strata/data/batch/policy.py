@@ -80,6 +80,9 @@ DECIMALS: Final = ("float64", "int64", "python", "error")
 MAX_STRING_WIDTH: Final = 1 << 20
 
 
+_SEQUENCES: Final = {"ragged": "values, offsets", "padded": "× longest, lengths", "packed": "values, cu_seqlens"}
+
+
 class Kind(enum.StrEnum):
     """The form of a column until it becomes a batch."""
 
@@ -122,6 +125,8 @@ class Policy:
     """How nulls inside lists are delivered; without lists the same as `nulls`."""
     fill: pa.Scalar | None = None
     """The value that replaces a null, of type `value_type`."""
+    sequences: str = "ragged"
+    """How lists of numbers are delivered: ragged, padded or packed."""
     unit: str = ""
     """The unit of times: "s", "ms", "us", "ns" or "days"; of decimals as integers: "10^-scale"."""
 
@@ -144,7 +149,7 @@ class Policy:
             case Kind.DENSE:
                 return what if self.width is None else f"{what} × {self.width}"
             case Kind.RAGGED:
-                return f"{what} values, offsets"
+                return f"{what} {_SEQUENCES[self.sequences]}"
             case Kind.BYTES:
                 return f"uint8 × {self.width or 'longest'}, lengths"
             case Kind.PYTHON:

@@ -15,6 +15,8 @@ from strata.data.order.order import MAX_LANES, MAX_SEED
 from strata.errors import InvalidArgument, PlanChanged
 
 VERSION = 1
+VERSION_OF_CUTS = 2
+"""Version of states with `cuts`: an older version of Strata would ignore them and deliver other rows."""
 MAX_COUNT = 1 << 53
 _LIMITS = {
     "seed": MAX_SEED,
@@ -24,6 +26,22 @@ _LIMITS = {
     "lanes": MAX_LANES,
     "window": MAX_COUNT,
 }
+
+
+class Cuts(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows are cut into batches by bytes or tokens (`bins.py`). A position means other rows with other cuts."""
+
+    unit: str
+    limit: int
+    columns: list[str]
+    """The columns that decide the length of a row."""
+    lengths: str
+    """A hash of the lengths of all rows."""
+    padded: bool
+    length_buckets: bool
+    long_rows: str
+    tracks: int
+    """Chosen at the start of an epoch, like `lanes`."""
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +61,15 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one lane's part of the shuffle buffer; 0 without shuffle. Constant within an epoch, like `lanes`."""
     plan: dict[str, Any] = {}
     """A summary of the plan, so that an error can name what changed."""
+    cuts: Cuts | None = None
+    """None: batches have a fixed number of rows."""
     version: int = VERSION
     """Always written; `read_cursor` refuses a state without it."""
 
     def to_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = msgspec.to_builtins(self)
+        if self.cuts is None:
+            del state["cuts"]
         return state
 
 
@@ -83,7 +105,7 @@ def read_cursor(state: Mapping[str, Any]) -> Cursor:
         InvalidArgument: It is not the state of a loader, or its numbers are impossible.
         PlanChanged: A newer version of Strata wrote it.
     """
-    check_version(state, newest=VERSION)
+    check_version(state, newest=VERSION_OF_CUTS)
     try:
         cursor = msgspec.convert(dict(state), Cursor, strict=True)
     except (msgspec.ValidationError, TypeError) as error:
@@ -96,6 +118,16 @@ def read_cursor(state: Mapping[str, Any]) -> Cursor:
         raise InvalidArgument(
             f"the numbers of the state contradict each other: position {cursor.position} of {cursor.num_rows} rows, "
             f"{cursor.lanes} lanes, window {cursor.window}",
+            field="state",
+        )
+    if (cuts := cursor.cuts) is not None and (cuts.tracks < 1 or cursor.lanes % cuts.tracks):
+        raise InvalidArgument(
+            f"the state has {cursor.lanes} lanes in {cuts.tracks} tracks, which is impossible", field="state"
+        )
+    if cursor.version != (VERSION if cuts is None else VERSION_OF_CUTS):
+        raise InvalidArgument(
+            f"the state has version {cursor.version} {'without' if cuts is None else 'with'} cuts, which no version of "
+            "Strata writes; load the dictionary as it was saved",
             field="state",
         )
     return cursor

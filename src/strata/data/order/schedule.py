@@ -57,6 +57,8 @@ class Outline:
     num_batches: int
     row_groups: tuple[int, ...]
     """The row groups that the block needs, without duplicates, in the order of their rows."""
+    num_rows: int
+    """About how many rows the block has on this rank."""
     ends_window: bool = True
     """Whether this is the last block of its window."""
 
@@ -142,6 +144,11 @@ class Schedule:
         object.__setattr__(self, "_permutation", functools.lru_cache(num_kept)(self.order.permutation))
 
     @property
+    def has_windows(self) -> bool:
+        """Whether rows are shuffled."""
+        return self.order.window_rows > 0
+
+    @property
     def shuffle_buffer_rows(self) -> int:
         """Rows of the shuffle buffer on this rank."""
         return self.order.window_rows * self.order.num_lanes // self.steps.world_size
@@ -210,7 +217,13 @@ class Schedule:
                     last = min(-(-last // window) * window, starts[lane + 1] - starts[lane])
                 found = self.order.locate(starts[lane] + first, starts[lane] + last)
                 row_groups |= dict.fromkeys(row_group for row_group, _, _ in found)
-        return Outline(batch, end - batch, tuple(row_groups), self._window_of(end) != self._window_of(end - 1))
+        return Outline(
+            batch,
+            end - batch,
+            tuple(row_groups),
+            num_rows=(end - batch) * self.steps.batch_size,
+            ends_window=self._window_of(end) != self._window_of(end - 1),
+        )
 
     def _window_of(self, batch: int) -> int:
         """Return the number of the window in which a batch ends; without shuffle, a number of its own."""

@@ -81,6 +81,14 @@ class Steps:
         given = self.given_rows(batch)
         return rank * given // self.world_size, (rank + 1) * given // self.world_size
 
+    def repeated_rows(self, batch: int, rank: int) -> int:
+        """Return how many rows of a rank's batch are repeated."""
+        if batch != self.num_batches - 1 or not self.padded_rows(batch):
+            return 0
+        start, stop = self.bounds(batch)
+        low, high = self.run(batch, rank)
+        return high - max(low, min(high, stop - start))
+
     def position_after(self, batch: int) -> int:
         """Return the position to resume at after this batch; after the last batch, the end of the epoch."""
         return self.num_rows if batch == self.num_batches - 1 else self.bounds(batch)[1]

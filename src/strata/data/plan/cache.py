@@ -1,4 +1,4 @@
-"""The survey cache: the survey of a dataset, kept on disk for the next run.
+"""The survey cache: the survey of a dataset and the lengths of its rows, kept on disk for the next run.
 
 Each dataset, with the columns and the filter that are read, has one file in the user's cache directory. An entry is
 used for a data file only if the path, size and modification time match. A cache file that is unreadable, belongs to
@@ -45,6 +45,15 @@ class SurveyCache:
 
     def load(self, key: str) -> Survey | None:
         """Return the survey of a key, or None if there is none that can be trusted."""
+        data = self.load_bytes(key)
+        try:
+            return None if data is None else surveys.from_bytes(data)
+        except DataError as error:
+            _LOG.debug("ignoring the cached survey %s: %s", key, error)
+            return None
+
+    def load_bytes(self, key: str) -> bytes | None:
+        """Return what was saved for a key, or None if there is nothing that this user alone could write."""
         path = self._path(key)
         try:
             # Never follow a link, and accept only a file that this user alone can write.
@@ -54,17 +63,19 @@ class SurveyCache:
                 if not is_ours or not stat.S_ISREG(status.st_mode) or status.st_size > self.max_bytes:
                     return None
                 data = opened.read(status.st_size)  # `read` allocates as much as it may return
-            found = surveys.from_bytes(data)
-        except (OSError, DataError) as error:
-            _LOG.debug("ignoring the cached survey %s: %s", path, error)
+        except OSError as error:
+            _LOG.debug("ignoring the cache entry %s: %s", path, error)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # mark it as recently used
-        return found
+        return data
 
     def save(self, key: str, survey: Survey) -> None:
         """Store a survey if it fits. A cache that cannot be written is not an error."""
-        data = surveys.to_bytes(survey)
+        self.save_bytes(key, surveys.to_bytes(survey))
+
+    def save_bytes(self, key: str, data: bytes) -> None:
+        """As `save`, for data that the caller checks when it loads them."""
         if len(data) > self.max_bytes:
             return
         try:
@@ -72,7 +83,7 @@ class SurveyCache:
             self._replace(self._path(key), data)
             self._shrink()
         except OSError as error:
-            _LOG.debug("cannot store the survey in %s: %s", self.directory, error)
+            _LOG.debug("cannot store an entry in %s: %s", self.directory, error)
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}{_SUFFIX}"

@@ -100,7 +100,7 @@ def survey(
     key = survey_cache.key(
         source_kind=source.filesystem.type_name,
         roots=roots or _common(files),
-        format_name=_format_key(format),
+        format_name=format_key(format),
         columns=wanted,
         condition_text=condition.text if condition else "",
         unit_bytes=probe.unit_bytes,
@@ -147,7 +147,7 @@ def _default_threads(source: Source) -> int:
     return max(4, min(os.cpu_count() or 1, 16)) if source.is_local else 16
 
 
-def _format_key(format: Format) -> str:
+def format_key(format: Format) -> str:
     """Return the format with its options, if it has any: another delimiter gives other rows."""
     value: object = format
     return repr(value) if dataclasses.is_dataclass(value) else format.name

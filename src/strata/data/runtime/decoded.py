@@ -19,7 +19,7 @@ import numpy as np
 
 from strata.data.batch.assembly import Batches
 from strata.data.batch.decoders import KEY
-from strata.data.batch.output import PaddedRows, RaggedRows
+from strata.data.batch.output import PackedRows, PaddedRows, RaggedRows
 from strata.data.runtime.threads import Threads
 from strata.errors import DataFileInvalid
 from strata.lifecycle import renewed
@@ -250,6 +250,14 @@ def _taken(values: Any, rows: list[int]) -> Any:
     """Return these rows of a column, whatever its type."""
     if isinstance(values, PaddedRows):
         return PaddedRows(*(part[rows] for part in values))
+    if isinstance(values, PackedRows):
+        lengths = np.diff(np.asarray(values.cu_seqlens))[rows]
+        ragged = RaggedRows(values.values, values.cu_seqlens[:-1])
+        kept, positions = _taken(ragged, rows), _taken(ragged._replace(values=values.positions), rows)
+        bounds: Any = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        if not isinstance(values.cu_seqlens, np.ndarray):
+            bounds = values.cu_seqlens.new_tensor(bounds.tolist())
+        return PackedRows(kept.values, bounds, positions.values, int(lengths.max(initial=0)))
     if isinstance(values, RaggedRows):
         offsets = values.offsets
         ends = [*offsets[1:].tolist(), len(values.values)]

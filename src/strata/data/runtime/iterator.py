@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from strata.clock import Clock
     from strata.data.batch.assembly import Batches
+    from strata.data.order.bins import BinSteps
     from strata.data.order.steps import Steps
     from strata.data.runtime.bottleneck import Lookout
     from strata.data.runtime.decoded import Blocks
@@ -36,7 +37,7 @@ class Pass:
     def __init__(
         self,
         pipeline: Blocks | None,
-        steps: Steps,
+        steps: Steps | BinSteps,
         *,
         epoch: int,
         rank: int,
@@ -148,21 +149,13 @@ class Pass:
             self._drop()
         self._recorder.delivered(
             block.sizes[place],
-            padded_rows=self._padded(number) + block.num_repeated[place],
+            padded_rows=self._steps.repeated_rows(number, self._rank) + block.num_repeated[place],
             skipped_rows=block.num_skipped[place],
         )
         return batch
 
     def _drop(self) -> None:
         self._recorder.dropped(self._steps.dropped_rows if self._rank == 0 else 0)
-
-    def _padded(self, number: int) -> int:
-        """Return how many rows of this rank are repeated."""
-        if number != self._steps.num_batches - 1 or not self._steps.padded_rows(number):
-            return 0
-        start, stop = self._steps.bounds(number)
-        low, high = self._steps.run(number, self._rank)
-        return high - max(low, min(high, stop - start))
 
     def _look(self) -> None:
         now_s = self._clock.monotonic_s()

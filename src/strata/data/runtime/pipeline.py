@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from strata.data.batch.assembly import Batches
     from strata.data.batch.columns import Chunk
     from strata.data.order.assignment import Strategy
+    from strata.data.order.bins import BinSchedule
     from strata.data.order.schedule import Block, Outline, Rows, Schedule
     from strata.data.plan.plan import Plan
     from strata.data.runtime.decoder import Decoder
@@ -108,7 +109,7 @@ class _Window:
         """Whether one block delivers the whole window."""
         return len(self.outlines) == 1
 
-    def block_at(self, index: int, schedule: Schedule) -> _IndexedBlock:
+    def block_at(self, index: int, schedule: Schedule | BinSchedule) -> _IndexedBlock:
         """Return the block with this index in the window."""
         with self.lock:
             if self.blocks is None:
@@ -182,7 +183,7 @@ class Work:
     """What a pipeline reads, and how."""
 
     plan: Plan
-    schedule: Schedule
+    schedule: Schedule | BinSchedule
     decoders: Sequence[Decoder]
     convert: Callable[[int, Any], Chunk]
     """Converts the decoded rows of a row group, given its number, to columns."""
@@ -371,9 +372,9 @@ class Pipeline:
 
     def _make_pending(self, outlines: Sequence[Outline]) -> list[_PendingBlock]:
         schedule = self._work.schedule
-        if not schedule.order.window_rows:
+        if not schedule.has_windows:
             return [_PendingBlock(outline) for outline in outlines]
-        rows_of_block = outlines[0].num_batches * schedule.steps.batch_size
+        rows_of_block = max(1, outlines[0].num_rows)
         per_share = max(1, min(schedule.block_rows, self._max_block_rows()) // rows_of_block)
         window, shares = _Window(outlines), [_Share() for _ in range(0, len(outlines), per_share)]
         pendings = []
@@ -431,7 +432,7 @@ class Pipeline:
         for index, pending in enumerate(itertools.islice(self._pending, MAX_BLOCKS_ASSEMBLED)):
             if pending.is_claimed:
                 continue
-            num_bytes = int(self._rows_of_block(pending) * self._row_bytes())
+            num_bytes = int(pending.outline.num_rows * self._row_bytes())
             if not pending.is_ready or (index and not self._fits(num_bytes)):
                 return None
             pending.is_claimed = True
@@ -439,9 +440,6 @@ class Pipeline:
             self._hold(num_bytes)
             return pending
         return None
-
-    def _rows_of_block(self, pending: _PendingBlock) -> int:
-        return pending.outline.num_batches * self._work.schedule.steps.batch_size
 
     def _row_group_to_decode(self, worker: int) -> _RowGroup | None:
         if not self._num_queued or self._is_making_head():
