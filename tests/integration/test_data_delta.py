@@ -434,3 +434,20 @@ def test_a_table_on_s3_is_read_with_one_set_of_options(s3: S3Server) -> None:
     loader = load(url, storage_options=options, filters="id >= 70")
     assert ids(loader) == list(range(70, 100))
     assert loader.dataset.plan.pruning.num_files_pruned == 1
+
+
+def test_a_table_forms_batches_by_tokens_without_its_deleted_rows(tmp_path: Path) -> None:
+    uri = str(tmp_path / "texts")
+    tokens = [[number] * (1 + number % 7) for number in range(100)]
+    write_deltalake(uri, pa.table({"id": range(100), "tokens": pa.array(tokens, pa.list_(pa.int64()))}))
+    DeltaTable(uri).delete("id >= 10 and id < 20")
+
+    by_rank = [
+        list(load(uri, rank=rank, num_ranks=2, batch_size=None, batch_tokens=20, columns=None, sequences="padded"))
+        for rank in range(2)
+    ]
+
+    assert len(by_rank[0]) == len(by_rank[1])
+    batches = [batch for batches in by_rank for batch in batches]
+    assert sorted(number for batch in batches for number in batch["id"].tolist()) == [*range(10), *range(20, 100)]
+    assert all(batch["tokens"].values.numel() <= 20 for batch in batches)

@@ -178,6 +178,40 @@ class OrderConfig:
     tail: Tail
     size: SizeConfig | None = None
 
+    @classmethod
+    def create(
+        cls,
+        *,
+        batch_size: int | None,
+        batch_tokens: int | None,
+        batch_bytes: int | str | None,
+        length_column: str | None,
+        length_buckets: bool,
+        long_rows: LongRows,
+        shuffle: bool,
+        shuffle_seed: int,
+        shuffle_buffer_size: int | None,
+        lanes: int | None,
+        tail: Tail,
+    ) -> Self:
+        """Fill in the defaults of the arguments that may be None."""
+        return cls(
+            batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            shuffle_buffer_size=DEFAULT_SHUFFLE_BUFFER_SIZE if shuffle_buffer_size is None else shuffle_buffer_size,
+            lanes=lanes,
+            tail=tail,
+            size=SizeConfig.create(
+                batch_size=batch_size,
+                batch_tokens=batch_tokens,
+                batch_bytes=batch_bytes,
+                length_column=length_column,
+                length_buckets=length_buckets,
+                long_rows=long_rows,
+            ),
+        )
+
     def __post_init__(self) -> None:
         _check_choice(self, "tail", get_args(Tail))
         _set_number(self, "batch_size", 1, MAX_BATCH_ROWS)

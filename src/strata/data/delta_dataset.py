@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Mapping, Sequence
 
-    from strata.data.config import OnEmpty, OnError, OutputFormat, WorkerType
+    from strata.data.config import LongRows, OnEmpty, OnError, OutputFormat, Sequences, WorkerType
     from strata.data.loader import PlainLoader
     from strata.data.order.assignment import Strategy
     from strata.data.order.steps import Tail
@@ -49,7 +49,13 @@ class DeltaDataset(Dataset):
         storage_options: Mapping[str, Any] | None = None,
         filters: Any = None,
         columns: Sequence[str] | None = None,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        batch_bytes: int | str | None = None,
+        length_column: str | None = None,
+        length_buckets: bool = False,
+        long_rows: LongRows = "raise",
+        sequences: Sequences = "ragged",
         shuffle: bool = False,
         shuffle_seed: int = 0,
         shuffle_buffer_size: int | None = DEFAULT_SHUFFLE_BUFFER_SIZE,
@@ -112,11 +118,16 @@ class DeltaDataset(Dataset):
                 cache=cache,
                 show_progress=show_progress,
             ),
-            order=OrderConfig(
+            order=OrderConfig.create(
                 batch_size=batch_size,
+                batch_tokens=batch_tokens,
+                batch_bytes=batch_bytes,
+                length_column=length_column,
+                length_buckets=length_buckets,
+                long_rows=long_rows,
                 shuffle=shuffle,
                 shuffle_seed=shuffle_seed,
-                shuffle_buffer_size=DEFAULT_SHUFFLE_BUFFER_SIZE if shuffle_buffer_size is None else shuffle_buffer_size,
+                shuffle_buffer_size=shuffle_buffer_size,
                 lanes=lanes,
                 tail=tail,
             ),
@@ -131,6 +142,7 @@ class DeltaDataset(Dataset):
                 transform=transform,
                 collate_fn=collate_fn,
                 decode=decode,
+                sequences=sequences,
             ),
             runtime=RuntimeConfig.create(
                 num_workers=num_workers,

@@ -9,7 +9,6 @@ import msgspec
 from strata.config import parse_bytes
 from strata.data import formats
 from strata.data.config import (
-    DEFAULT_BATCH_SIZE,
     DEFAULT_CACHE_BYTES,
     DEFAULT_SHUFFLE_BUFFER_SIZE,
     BatchConfig,
@@ -17,7 +16,6 @@ from strata.data.config import (
     OrderConfig,
     PlanConfig,
     RuntimeConfig,
-    SizeConfig,
     default_output_format,
 )
 from strata.data.dataset import Dataset
@@ -122,21 +120,18 @@ class IcebergDataset(Dataset):
                 cache=cache,
                 show_progress=show_progress,
             ),
-            order=OrderConfig(
-                batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+            order=OrderConfig.create(
+                batch_size=batch_size,
+                batch_tokens=batch_tokens,
+                batch_bytes=batch_bytes,
+                length_column=length_column,
+                length_buckets=length_buckets,
+                long_rows=long_rows,
                 shuffle=shuffle,
                 shuffle_seed=shuffle_seed,
-                shuffle_buffer_size=DEFAULT_SHUFFLE_BUFFER_SIZE if shuffle_buffer_size is None else shuffle_buffer_size,
+                shuffle_buffer_size=shuffle_buffer_size,
                 lanes=lanes,
                 tail=tail,
-                size=SizeConfig.create(
-                    batch_size=batch_size,
-                    batch_tokens=batch_tokens,
-                    batch_bytes=batch_bytes,
-                    length_column=length_column,
-                    length_buckets=length_buckets,
-                    long_rows=long_rows,
-                ),
             ),
             batch=BatchConfig(
                 output_format=output_format or default_output_format(),
