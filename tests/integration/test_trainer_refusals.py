@@ -324,6 +324,7 @@ OF_TRAINER: list[tuple[str, Any, str]] = [
     ("loss", nn.MSELoss, "loss=MSELoss is a class; pass an instance"),
     ("optimizer", 3, "optimizer=3 is not an optimizer"),
     ("optimizer", "adm", "did you mean 'adam'"),
+    ("optimizer", torch.optim.LBFGS, "LBFGS computes the loss several times in a step, but a Trainer computes it once"),
     ("metrics", 3, "metrics=3 is not a list"),
     ("metrics", "auc", "write metrics=["),
     ("metrics", ["acu"], "metric 'acu' is unknown"),
