@@ -527,6 +527,7 @@ def test_a_loss_that_is_not_finite_is_raised_skipped_or_stops_the_training() -> 
         ({"engine": "spark"}, "engine='spark' is unknown; use 'local' or 'ray'"),
         ({"accumulate": 0}, "accumulate=0 must be a whole number, at least 1"),
         ({"precision": "fp8"}, "precision='fp8' is unknown"),
+        ({"precision": "fp16"}, "precision='fp16' needs an accelerator; use 'bf16' or 'fp32' on a CPU"),
         ({"loss": nn.MSELoss}, "loss=MSELoss is a class; pass an instance: MSELoss()"),
         ({"loss": nn.MSELoss(reduction="none")}, "use reduction='mean'"),
         ({"callbacks": ["csv"]}, "callbacks= has 'csv'"),
