@@ -72,7 +72,7 @@ def test_every_algorithm_trains_like_plain_ddp(run: Run, num_ranks: int, on_node
         assert all(is_everywhere for _, is_everywhere in found.values())
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 6])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4, 6])
 def test_ranks_of_one_machine_average_in_shared_memory_like_plain_ddp(run: Run, num_ranks: int) -> None:
     for found in run("memory", num_ranks, num_ranks):
         assert found["choice"] == "memory", "the default on one machine"
@@ -108,7 +108,7 @@ def test_sixteen_bit_gradients_stay_within_the_bound_of_the_format(run: Run, num
     assert {name: share for name, share in shares.items() if not 0 < share <= 1} == {}
 
 
-@pytest.mark.parametrize(("num_ranks", "on_node"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("num_ranks", "on_node"), [(2, 2), (4, 2), pytest.param(6, 3, marks=pytest.mark.slow)])
 def test_powersgd_is_exact_for_gradients_of_its_rank(run: Run, num_ranks: int, on_node: int) -> None:
     found = run("power_sgd", num_ranks, on_node)[0]
 
@@ -128,7 +128,7 @@ def test_local_steps_equal_a_simulation_in_one_process(run: Run, num_ranks: int,
     assert 0 < found["outer one"][0] < 2**-8, "only the way since the last average is rounded to bf16"
 
 
-@pytest.mark.parametrize(("num_ranks", "on_node"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("num_ranks", "on_node"), [(2, 2), (4, 2), pytest.param(6, 3, marks=pytest.mark.slow)])
 def test_sparse_gradients_are_averaged_and_stay_sparse(run: Run, num_ranks: int, on_node: int) -> None:
     for found in run("sparse", num_ranks, on_node):
         assert all(is_sparse and error <= REASSOCIATION for is_sparse, error in found.values()), found

@@ -20,6 +20,7 @@ from torch import nn
 from strata import Trainer
 from strata.errors import InvalidArgument
 from strata.train import DeepFM, DenseFeat, Features, SparseFeat, VarLenFeat
+from strata.trainer.exported import Predictor
 from tests.integration.trainer_models import Regression, arrays, network
 
 WITHOUT_STRATA = """
@@ -98,6 +99,28 @@ def test_a_model_of_plain_columns_predicts_the_same_without_strata(kind: str) ->
     directory = trainer.export("model")
 
     torch.testing.assert_close(predicted(directory, rows), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("takes_all", [False, True])
+def test_rows_without_a_column_of_the_model_are_refused_by_its_name(*, takes_all: bool) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Regression()
+
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.net(batch["a"], batch["b"])
+
+    module = Whole() if takes_all else Regression()
+    x, y = arrays(20)
+    trainer = Trainer(module, nn.BCEWithLogitsLoss(), "sgd")
+    trainer.fit({"a": x[:, 0], "b": x[:, 1], "y": y}, label="y", batch_size=5)
+
+    predictor = Predictor(trainer.export("model"))
+
+    assert len(predictor.predict({"a": [1.0, 2.0], "b": [0.0, 1.0]})) == 2
+    with pytest.raises(ValueError, match="column 'b' is missing; found: 'a', 'c'"):
+        predictor.predict({"a": [1.0], "c": [2.0]})
 
 
 def test_an_onnx_file_computes_the_same_for_any_number_of_rows() -> None:

@@ -146,6 +146,51 @@ def test_the_average_of_the_weights_is_what_remains() -> None:
     assert found["loss"] == pytest.approx(result.history[-1]["valid_loss"], rel=1e-6)
 
 
+class Overwriting(nn.Module):
+    """Uses an operation that torch has no deterministic implementation of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        return self.layer(x)
+
+
+def test_deterministic_training_uses_deterministic_algorithms_only() -> None:
+    data = arrays(32)
+    exact, usual = network(dropout=0.2), network(dropout=0.2)
+    flags: list[bool] = []
+
+    class Recorder(Trainer):
+        def prediction_step(self, module: nn.Module, batch: Batch) -> Any:
+            flags.append(torch.are_deterministic_algorithms_enabled())
+            return super().prediction_step(module, batch)
+
+    options: dict[str, Any] = {"optimizer_args": {"lr": 0.1}, "checkpoint_options": {"saver": "thread"}}
+    recorder = Recorder(exact, LOSS, torch.optim.SGD, deterministic=True, **options)
+    recorder.fit(data, valid=data, batch_size=16)
+    recorder.evaluate(data)
+    recorder.predict(data)
+    trainer(usual).fit(data, valid=data, batch_size=16)
+
+    assert flags == [True] * 6, "in two batches each of the validation, the evaluation and the prediction"
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert weights(exact) == weights(usual)
+
+
+def test_an_operation_that_cannot_be_deterministic_is_named() -> None:
+    trainer(Overwriting()).fit(arrays(8))
+
+    message = refusal(InvalidArgument, lambda: trainer(Overwriting(), deterministic=True).fit(arrays(8)))
+
+    assert message == (
+        "deterministic=True forbids an operation of the module: put_ does not have a deterministic implementation; use "
+        "another operation, or leave deterministic=True out"
+    )
+
+
 def test_class_weights_and_row_weights_multiply_the_loss_of_a_row() -> None:
     x, y = arrays(40)
     by_class, by_row = network(), network()
@@ -482,6 +527,7 @@ def test_a_loss_that_is_not_finite_is_raised_skipped_or_stops_the_training() -> 
         ({"engine": "spark"}, "engine='spark' is unknown; use 'local' or 'ray'"),
         ({"accumulate": 0}, "accumulate=0 must be a whole number, at least 1"),
         ({"precision": "fp8"}, "precision='fp8' is unknown"),
+        ({"precision": "fp16"}, "precision='fp16' needs an accelerator; use 'bf16' or 'fp32' on a CPU"),
         ({"loss": nn.MSELoss}, "loss=MSELoss is a class; pass an instance: MSELoss()"),
         ({"loss": nn.MSELoss(reduction="none")}, "use reduction='mean'"),
         ({"callbacks": ["csv"]}, "callbacks= has 'csv'"),

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from strata import CheckpointManager, Trainer
 from strata.data.order.steps import Steps
-from strata.errors import InvalidArgument, StrataError
+from strata.errors import ConfigError, InvalidArgument, StrataError
 from strata.launch.record.directory import DIRECTORY_VARIABLE
 from strata.train import AllReduce, JsonLogger, NeuralNetTrainer
 from strata.trainer.diagnosis import single_rows_refused
@@ -199,6 +199,16 @@ def test_weights_that_a_gradient_made_nan_are_not_saved_although_the_loss_is_fin
         assert [each.step for each in manager.list()] == [1]
 
 
+def test_a_rank_that_shares_no_gradients_cannot_stop_the_others() -> None:
+    local = AllReduce(local_steps=4)
+
+    with pytest.raises(
+        ConfigError, match=r"on_nan='stop' does not work with local_steps=4: .*; use 'skip', or 'raise'"
+    ):
+        trainer(strategy=local, on_nan="stop", workers=2).fit(arrays(16))
+    assert trainer(strategy=local, on_nan="skip").fit(arrays(16), batch_size=8).steps == 2
+
+
 @pytest.mark.parametrize("on_nan", ["skip", "stop"])
 def test_an_epoch_whose_steps_are_all_left_out_has_no_loss(on_nan: str) -> None:
     x, y = arrays(16)
@@ -314,6 +324,7 @@ OF_TRAINER: list[tuple[str, Any, str]] = [
     ("loss", nn.MSELoss, "loss=MSELoss is a class; pass an instance"),
     ("optimizer", 3, "optimizer=3 is not an optimizer"),
     ("optimizer", "adm", "did you mean 'adam'"),
+    ("optimizer", torch.optim.LBFGS, "LBFGS computes the loss several times in a step, but a Trainer computes it once"),
     ("metrics", 3, "metrics=3 is not a list"),
     ("metrics", "auc", "write metrics=["),
     ("metrics", ["acu"], "metric 'acu' is unknown"),

@@ -17,45 +17,69 @@ from torch import nn
 from strata import Trainer
 from strata.errors import InvalidArgument, RunFailed
 from strata.train import FTRL, OptimizerStack
+from strata.trainer.optimizer.factory import BY_NAME
 from tests.integration.trainer_models import Regression, arrays, network, weights, write_parquet
 
 pytestmark = pytest.mark.usefixtures("run_directory")
 
 LOSS = nn.BCEWithLogitsLoss()
-OPTIMIZERS: dict[str, Any] = {
-    "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    "adam": (torch.optim.Adam, {"lr": 0.01}),
-    "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
-    "adagrad": (torch.optim.Adagrad, {"lr": 0.05}),
-    "rmsprop": (torch.optim.RMSprop, {"lr": 0.005}),
-    "ftrl": (FTRL, {"lr": 0.1, "l1": 0.001}),
-    "stack": (
-        OptimizerStack(
-            {"cls": torch.optim.Adam, "args": {"lr": 0.01}, "model_key": "0"},
-            {"cls": FTRL, "args": {"lr": 0.1}, "model_key": "3"},
-        ),
-        {},
-    ),
+OPTIMIZERS: dict[type[torch.optim.Optimizer], dict[str, Any]] = {
+    torch.optim.Adadelta: {"lr": 1.0},
+    torch.optim.Adafactor: {"lr": 0.01},
+    torch.optim.Adagrad: {"lr": 0.05},
+    torch.optim.Adam: {"lr": 0.01},
+    torch.optim.Adamax: {"lr": 0.01},
+    torch.optim.AdamW: {"lr": 0.01, "weight_decay": 0.1},
+    torch.optim.ASGD: {"lr": 0.1},
+    FTRL: {"lr": 0.1, "l1": 0.001},
+    torch.optim.NAdam: {"lr": 0.01},
+    torch.optim.RAdam: {"lr": 0.01},
+    torch.optim.RMSprop: {"lr": 0.005},
+    torch.optim.Rprop: {"lr": 0.005},
+    torch.optim.SGD: {"lr": 0.1, "momentum": 0.9, "nesterov": True},
 }
 
 
-def all_optimizers(workers: int, batch_size: int) -> dict[str, list[float]]:
-    """Train a network with every optimizer; runs in a worker or alone."""
-    found = {}
-    for name, (optimizer, arguments) in OPTIMIZERS.items():
-        module = network()
-        Trainer(module, LOSS, optimizer, optimizer_args=arguments, workers=workers, logs="none").fit(
-            arrays(101), epochs=2, batch_size=batch_size
-        )
-        found[name] = weights(module)
-    return found
+class Many(nn.Module):
+    """A network for each optimizer, and a table for the one that takes sparse gradients only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = nn.ModuleDict({kind.__name__: network() for kind in OPTIMIZERS})
+        self.table = nn.Embedding(10, 1, sparse=True)
+
+    def forward(self, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return torch.cat([*(each(x) for each in self.of.values()), self.table(key)], dim=1)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.slow
+def sum_of_losses(predictions: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the networks of their mean losses, so that each is trained as if it were alone."""
+    rows = nn.functional.binary_cross_entropy_with_logits(
+        predictions, target.unsqueeze(1).expand_as(predictions), reduction="none"
+    )
+    return rows.mean(dim=0).sum()
+
+
+@pytest.mark.timeout(120)
 def test_two_workers_make_the_steps_of_one_with_twice_the_batch_for_every_optimizer() -> None:
-    one, two = all_optimizers(1, 16), all_optimizers(2, 8)
+    x, y = arrays(101)
+    data = {"x": x, "key": torch.arange(101) % 10, "y": y}
+    stack = OptimizerStack(
+        *({"cls": kind, "args": args, "model_key": f"of.{kind.__name__}"} for kind, args in OPTIMIZERS.items()),
+        {"cls": torch.optim.SparseAdam, "args": {"lr": 0.01}, "model_key": "table"},
+    )
+    found = []
+    for workers, batch_size in ((1, 16), (2, 8)):
+        module = Many()
+        before = {name: weights(each) for name, each in [*module.of.items(), ("table", module.table)]}
+        Trainer(module, sum_of_losses, stack, workers=workers, logs="none").fit(
+            data, label="y", epochs=2, batch_size=batch_size
+        )
+        found.append({name: weights(each) for name, each in [*module.of.items(), ("table", module.table)]})
+        assert [name for name, values in found[-1].items() if values == before[name]] == [], "all are trained"
 
+    one, two = found
+    assert {*OPTIMIZERS, torch.optim.SparseAdam} >= set(BY_NAME.values())
     for name, expected in one.items():
         assert two[name] == pytest.approx(expected, abs=1e-6), name
 

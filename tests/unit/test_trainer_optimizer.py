@@ -373,6 +373,8 @@ def frozen(module: nn.Module) -> nn.Module:
         ),
         (lambda module: lambda parameters: None, "returned NoneType; return a torch.optim.Optimizer"),
         (lambda module: lambda parameters: torch.optim.Adam([torch.zeros(1)]), "1 of the 1 parameters"),
+        (lambda module: torch.optim.LBFGS(module.parameters()), "LBFGS computes the loss several times .*'adam'"),
+        (lambda module: OptimizerStack({"*": torch.optim.LBFGS}), "LBFGS computes the loss several times"),
         (lambda module: "adma", "'adma' is unknown; did you mean .*'adam'"),
         (lambda module: 3, "is not an optimizer"),
     ],

@@ -155,6 +155,7 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
     if not isinstance(trainer.optimizer, torch.optim.Optimizer):  # a scheduler changes the user's instance
         make_scheduler(trainer.settings, optimizer)
     serving.check(trainer)
+    _check_stop(trainer)
     metrics = _make_metrics(trainer)
     unweighted = [name for name in metrics.names if not getattr(metrics[name], "takes_weights", True)]
     if config.weight is not None and unweighted:
@@ -170,6 +171,20 @@ def check(trainer: Trainer, config: FitConfig) -> tuple[str, Better]:
             field="metrics",
         )
     return _monitored(trainer, metrics, config)
+
+
+def _check_stop(trainer: Trainer) -> None:
+    """
+    Raises:
+        ConfigError: A rank would stop alone, and the others would wait for it.
+    """
+    num_local = getattr(trainer.strategy, "local_steps", 1)
+    if trainer.settings.on_nan == "stop" and num_local > 1:
+        raise ConfigError(
+            f"on_nan='stop' does not work with local_steps={num_local}: ranks share no gradients, so the others would "
+            "not stop; use 'skip', or 'raise', which ends all of them",
+            field="on_nan",
+        )
 
 
 def _of_validation(config: FitConfig) -> FitConfig:

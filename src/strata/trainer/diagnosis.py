@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 OF_MODULES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a module or a loss raises if it does not fit the data."""
+_NOT_DETERMINISTIC = "does not have a deterministic implementation"
+"""What torch raises for an operation that deterministic=True forbids."""
 _ONE_VALUE = "Expected more than 1 value per channel"
 """What torch's BatchNorm raises for a single row."""
 
@@ -38,7 +40,7 @@ def explain(error: BaseException, module: nn.Module, batch: Batch, *, is_first: 
     left as it is, except for an id that is outside its table.
 
     Raises:
-        InvalidArgument: With the inputs, the id and the table, or the number of rows.
+        InvalidArgument: With the inputs, the id and the table, the number of rows, or the forbidden operation.
     """
     if isinstance(error, StrataError):
         return
@@ -47,6 +49,12 @@ def explain(error: BaseException, module: nn.Module, batch: Batch, *, is_first: 
             "a batch has a single row, and BatchNorm needs two to train on; leave incomplete batches out with "
             "drop_last=True, or choose another batch_size",
             field="batch_size",
+        ) from error
+    if _NOT_DETERMINISTIC in str(error):
+        raise InvalidArgument(
+            f"deterministic=True forbids an operation of the module: {str(error).partition(', but you set')[0]}; use "
+            "another operation, or leave deterministic=True out",
+            field="deterministic",
         ) from error
     outside = _id_outside_its_table(module, batch) if isinstance(error, IndexError | RuntimeError) else ""
     if outside:

@@ -58,7 +58,7 @@ class Predictor:
         if mode == "sequence":
             return tuple(self._tensor(value, str(number)) for number, value in enumerate(inputs)), {}
         if mode == "mapping":
-            return ({name: self._tensor(inputs[name], name) for name in self._about["entries"]},), {}
+            return ({name: self._column(inputs, name) for name in self._about["entries"]},), {}
         columns = {name: self._column(inputs, name) for name in names}
         if mode == "stack":
             return (torch.cat([each.reshape(len(each), -1).float() for each in columns.values()], dim=1),), {}
@@ -67,6 +67,8 @@ class Predictor:
     def _column(self, inputs: Mapping[str, Any], name: str) -> torch.Tensor:
         if name in inputs:
             return self._tensor(inputs[name], name)
+        if name not in self._about["parts"]:
+            raise ValueError(f"column {name!r} is missing; found: {', '.join(map(repr, inputs)) or 'no columns'}")
         matrix, start, stop = self._about["parts"][name]
         column: torch.Tensor = inputs[matrix][:, start] if stop is None else inputs[matrix][:, start:stop]
         return column

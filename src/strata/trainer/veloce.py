@@ -6,7 +6,10 @@ dict with the keys `train` and `validation`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from strata.errors import ConfigError
 from strata.trainer.history import EarlyStopping
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZE = 512
 """Veloce's."""
+PATIENCE = 2
+"""Veloce's epochs without an improvement."""
+TYPES = ("label_column_dtype", "feature_column_dtypes")
+"""Options of a dataset without an effect: columns get the types that the module and the loss take."""
 
 
 class Arch:
@@ -73,6 +80,13 @@ class HeterogeneousStrategy:
 
 
 def _part(arch: str, update_strategy: str) -> AllReduce | ParameterServer:
+    are_known = arch in (Arch.PS, Arch.RingAllreduce) and update_strategy in (UpdateStrategy.Sync, UpdateStrategy.Async)
+    if not are_known:
+        raise ConfigError(
+            f"{arch!r} with {update_strategy!r} is unknown; use Arch.RingAllreduce or Arch.PS, with "
+            "UpdateStrategy.Sync or UpdateStrategy.Async",
+            field="heterogeneous_strategy",
+        )
     if arch == Arch.PS:
         return ParameterServer(staleness=0 if update_strategy == UpdateStrategy.Sync else None)
     if update_strategy == UpdateStrategy.Sync:
@@ -105,45 +119,76 @@ class NeuralNetTrainer:
         metric_fns: Sequence[Any] = (),
         *,
         num_workers: int = 1,
+        use_gpu: bool = False,
+        backend: str = "torch",
         epochs: int = 1,
+        use_static_graph: bool = False,
         optimizer_args: Mapping[str, Any] | None = None,
+        ddp_options: Mapping[str, Any] | None = None,
         callbacks: Sequence[Any] | None = None,
         use_early_stopping: bool = False,
         early_stopping_args: Mapping[str, Any] | None = None,
+        shared_validation_dataset: Any = None,
         heterogeneous_strategy: HeterogeneousStrategy | None = None,
         **trainer_arguments: Any,
     ) -> None:
-        is_instance = hasattr(module, "parameters") and not isinstance(module, type)
+        """
+        Args:
+            use_gpu: Require a GPU. One that exists is always used.
+            trainer_arguments: Other arguments of `Trainer`.
+
+        Raises:
+            ConfigError: An argument has no counterpart, or does not fit; the message names the cure.
+        """
+        if backend != "torch":
+            raise ConfigError(f"backend={backend!r} is unknown; use 'torch'", field="backend")
+        if use_gpu and not torch.cuda.is_available():
+            raise ConfigError(
+                "use_gpu=True, but torch finds no GPU; write use_gpu=False to train on CPUs", field="use_gpu"
+            )
+        if ddp_options:
+            raise ConfigError(
+                f"ddp_options={dict(ddp_options)} have no counterpart; leave them out, or use "
+                "Trainer(strategy=AllReduce(find_unused_parameters=…, bucket_mb=…))",
+                field="ddp_options",
+            )
+        strategy = (heterogeneous_strategy or HeterogeneousStrategy()).strategy()
+        if use_static_graph and isinstance(strategy, AllReduce):
+            strategy = replace(strategy, static_graph=True)
         self.trainer = Trainer(
-            module=module if is_instance else module(**dict(module_params or {})),
+            module=_module(module, module_params),
             loss=loss_fn,
             optimizer=optimizer,
             metrics=metric_fns,
             optimizer_args=optimizer_args,
             callbacks=callbacks or (),
             workers=num_workers,
-            strategy=(heterogeneous_strategy or HeterogeneousStrategy()).strategy(),
+            strategy=strategy,
             **trainer_arguments,
         )
         self._dataset = dataset
+        self._valid = shared_validation_dataset
         self._options = dict(dataset_options or {})
         self._batch_size = batch_size
         self._epochs = epochs
-        self._early_stopping = EarlyStopping(**dict(early_stopping_args or {})) if use_early_stopping else None
+        self._early_stopping = _early_stopping(early_stopping_args) if use_early_stopping else None
 
     def run(self) -> list[dict[str, float]]:
         """Train; return one dict per epoch."""
-        data, valid = self._dataset, None
+        data, valid = self._dataset, self._valid
         if isinstance(data, dict) and "train" in data:
-            data, valid = data["train"], data.get("validation", data.get("valid"))
+            given = data.get("validation", data.get("valid"))
+            data, valid = data["train"], given if valid is None else valid
         batch_size = self._batch_size
         if batch_size is None and not is_loader(data):
             batch_size = DEFAULT_BATCH_SIZE
-        options = dict(self._options)
+        options = {name: value for name, value in self._options.items() if name not in TYPES}
         label = options.pop("label_column", options.pop("label", None))
+        inputs = options.pop("feature_columns", options.pop("inputs", None))
         result = self.trainer.fit(
             data,
             label=label,
+            inputs=inputs,
             valid=valid,
             epochs=self._epochs,
             batch_size=batch_size,
@@ -151,3 +196,31 @@ class NeuralNetTrainer:
             **options,
         )
         return result.history
+
+
+def _module(module: Callable[..., Any], params: Mapping[str, Any] | None) -> Any:
+    if hasattr(module, "parameters") and not isinstance(module, type):
+        if params:
+            raise ConfigError(
+                f"module_params={dict(params)} cannot be applied to an instance; pass the class, or leave them out",
+                field="module_params",
+            )
+        return module
+    try:
+        return module(**dict(params or {}))
+    except TypeError as error:
+        raise ConfigError(
+            f"module_params={dict(params or {})} do not fit {getattr(module, '__name__', module)}: {error}; pass the "
+            "arguments of the class",
+            field="module_params",
+        ) from error
+
+
+def _early_stopping(arguments: Mapping[str, Any] | None) -> EarlyStopping:
+    try:
+        return EarlyStopping(**{"patience": PATIENCE, **dict(arguments or {})})
+    except TypeError as error:
+        raise ConfigError(
+            f"early_stopping_args={dict(arguments or {})}: {error}; use patience, min_delta and monitor",
+            field="early_stopping_args",
+        ) from error

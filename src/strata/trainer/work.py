@@ -118,7 +118,7 @@ def evaluate(session: Session, trainer: Trainer, config: FitConfig) -> dict[str,
         return found
     serving.require_values(trainer.module)
     evaluator, loader, _, _ = build_evaluator(trainer, config, ctx.identity, ctx.device)
-    with ctx.together(topic):
+    with ctx.together(topic), _deterministic(is_on=trainer.settings.deterministic):
         found = evaluator.evaluate(loader)
     if ctx.roles.num_servers and ctx.rank == 0:
         ctx.membership.publish(topic, msgspec.json.encode(found).decode())
@@ -131,7 +131,8 @@ def predict(trainer: Trainer, config: FitConfig) -> Any:
     serving.require_values(trainer.module)
     device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     evaluator, loader, _, _ = build_evaluator(trainer, config, Identity(), device, needs_target=False)
-    return evaluator.predict(loader)
+    with _deterministic(is_on=trainer.settings.deterministic):
+        return evaluator.predict(loader)
 
 
 def example(trainer: Trainer, config: FitConfig) -> tuple[Batch, Binding]:

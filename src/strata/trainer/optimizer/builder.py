@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from strata.errors import InvalidArgument
-from strata.trainer.optimizer.factory import Factory, create
+from strata.trainer.optimizer.factory import Factory, create, require_plain_step
 from strata.trainer.optimizer.stack import OptimizerStack
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def build(spec: OptimizerSpec, module: nn.Module, args: Mapping[str, Any] | None
 
     Raises:
         InvalidArgument: Nothing can be trained, the specification is invalid, or an optimizer has parameters that are
-            not the module's or are frozen.
+            not the module's or are frozen, or computes the loss itself.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not trained:
@@ -44,7 +44,11 @@ def build(spec: OptimizerSpec, module: nn.Module, args: Mapping[str, Any] | None
         )
     if isinstance(spec, OptimizerStack):
         return spec.compile(module)
-    optimizer = spec if isinstance(spec, torch.optim.Optimizer) else create(spec, trained, args)
+    if isinstance(spec, torch.optim.Optimizer):
+        require_plain_step(spec)
+        optimizer = spec
+    else:
+        optimizer = create(spec, trained, args)
     _check_parameters(optimizer, module)
     return optimizer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -51,7 +52,8 @@ def create(
         args: Keyword arguments for the class or the factory.
 
     Raises:
-        InvalidArgument: The name is unknown, the arguments do not fit, or a factory returns something else.
+        InvalidArgument: The name is unknown, the arguments do not fit, a factory returns something else, or the
+            optimizer computes the loss itself.
     """
     make = named(spec) if isinstance(spec, str) else spec
     if not callable(make):
@@ -71,7 +73,23 @@ def create(
         raise InvalidArgument(
             f"optimizer {name} returned {type(optimizer).__name__}; return a torch.optim.Optimizer", field="optimizer"
         )
+    require_plain_step(optimizer)
     return optimizer
+
+
+def require_plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """
+    Raises:
+        InvalidArgument: A step needs a function that computes the loss, such as that of LBFGS.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        kind = type(optimizer).__name__
+        raise InvalidArgument(
+            f"{kind} computes the loss several times in a step, but a Trainer computes it once; use another optimizer, "
+            "such as 'adam'",
+            field="optimizer",
+        )
 
 
 def _implementation(
