@@ -110,7 +110,7 @@ class Asked(Fact, frozen=True, kw_only=True):
     is_given: bool = False
     """It is a default or was enqueued, so the sampler did not choose it."""
     num_told: int = 0
-    """Ended trials that the sampler knew of when it chose."""
+    """Ends and pauses of trials that the sampler knew of when it chose."""
 
 
 class Exhausted(Fact, frozen=True, kw_only=True):
