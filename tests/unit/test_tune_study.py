@@ -13,6 +13,7 @@ from tune_studies import run_study
 
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded
 from strata.tune import SearchSpace
+from strata.tune.export import rows
 from strata.tune.search import Search, scheduler_of
 from strata.tune.state import events as e
 from strata.tune.state.actions import Action, Ask, Finish, Kill, Start, Stop
@@ -635,6 +636,21 @@ def test_sizes_are_limited() -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             spec(**wrong)
+
+
+@pytest.mark.parametrize("name", [1, "", " loss", "lo\nss", "loss\x1b[31m", "x" * 101, "config.x", *e.RESERVED])
+def test_a_metric_has_a_name_that_reports_and_tables_can_have(name: object) -> None:
+    with pytest.raises(ConfigError, match="cannot be the name of a metric: use 1 to 100 printable") as caught:
+        e.check_metric(name, field="metric")
+    assert caught.value.field == "metric"
+
+
+def test_no_metric_replaces_another_column_of_a_table() -> None:
+    columns = {name for row in rows(run_study(num_trials=2)) for name in row}
+
+    assert columns - {"loss"} <= {*e.RESERVED, *(each for each in columns if each.startswith("config."))}
+    for name in ("val/loss", "auc@10", "pertes é"):
+        e.check_metric(name, field="metric")
 
 
 # -- any order of events -----------------------------------------------------------------------------------------------

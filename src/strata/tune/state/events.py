@@ -26,6 +26,10 @@ MAX_KNOWN = 10_000
 """Trials of other studies."""
 MAX_STEP = 2**63 - 1
 MAX_CONFIG_BYTES = 64 << 10
+MAX_METRIC = 100
+"""Characters of the name of a metric."""
+RESERVED = ("checkpoint", "duration_s", "epoch", "number", "reason", "state", "step")
+"""Columns of a study's tables and arguments of `report`, which no metric can have as its name."""
 MAX_REASON = 2_000
 """Characters of a reason, such as the last words of a failed trial."""
 
@@ -77,6 +81,26 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             )
         if not 0 <= self.ask_ahead <= MAX_SLOTS:
             raise ConfigError(f"ask_ahead={self.ask_ahead} must be between 0 and {MAX_SLOTS:,}", field="ask_ahead")
+
+
+def check_metric(name: object, *, field: str) -> None:
+    """
+    Raises:
+        ConfigError: The name is not one that reports and tables can have.
+    """
+    if not (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_METRIC
+        and name.isprintable()
+        and name == name.strip()
+        and name not in RESERVED
+        and not name.startswith("config.")
+    ):
+        raise ConfigError(
+            f"{repr(name)[:MAX_METRIC]} cannot be the name of a metric: use 1 to {MAX_METRIC} printable characters, "
+            f"but neither {', '.join(RESERVED)} nor config.…, which are other columns of the study's tables",
+            field=field,
+        )
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind", omit_defaults=True):
