@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strata.errors import InvalidArgument
+from strata.errors import CoordinatorUnavailable, InvalidArgument, StaleIncarnation
 from strata.identity import Identity
-from strata.launch.environment import WorkerSpec
+from strata.launch.environment import UNREACHABLE, WorkerSpec
 from strata.tune import messages as m
-from strata.tune.worker import RunningTrial, _last_words, _values
+from strata.tune.link import DriverLost
+from strata.tune.worker import RunningTrial, _last_words, _leaving_if_lost, _values
 
 ORDER = m.Order(
     trial=3,
@@ -85,3 +86,14 @@ def test_the_last_words_of_a_trial_can_be_sent_whatever_they_contain() -> None:
     assert m.from_trial.decode(m.encode(m.Failure(lease=1, number=1, reason=reason)))
     assert reason == "FileNotFoundError: data-\\udcff"
     assert len(_last_words(ValueError("x" * 10_000))) == 2_000
+
+
+@pytest.mark.parametrize("error", [DriverLost, CoordinatorUnavailable, StaleIncarnation])
+def test_a_process_without_its_driver_or_coordinator_is_no_failure_of_the_configuration(
+    error: type[Exception], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, _leaving_if_lost():
+        raise error("nothing listens there")
+
+    assert ended.value.code == UNREACHABLE
+    assert "nothing listens there" in capfd.readouterr().err

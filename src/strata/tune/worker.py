@@ -20,15 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.errors import ConfigError, InvalidArgument
-from strata.launch.environment import STOPPED, read_environment, worker_environment
+from strata.errors import (
+    ConfigError,
+    CoordinatorUnavailable,
+    InvalidArgument,
+    StaleIncarnation,
+    UnknownJob,
+    UnknownWorker,
+)
+from strata.launch.environment import STOPPED, UNREACHABLE, read_environment, worker_environment
 from strata.lifecycle import leave
 from strata.train import context as contexts
 from strata.train.function import FUNCTION, read_call, trusted, written
 from strata.tune import messages as m
 from strata.tune.devices import count_gpus, device_variables
 from strata.tune.link import DriverLost, Link
-from strata.tune.processes import UNREACHABLE
 from strata.tune.state.events import MAX_REASON, MAX_STEP
 
 if TYPE_CHECKING:
@@ -41,6 +47,8 @@ ENDPOINT = "driver.json"
 """File beside the training function that has the address and the credentials of the driver."""
 SAVE_S = 30.0
 """Time for a trial to save after it was asked to; then it stops at its next report without."""
+LOST = (CoordinatorUnavailable, StaleIncarnation, UnknownJob, UnknownWorker)
+"""Errors of a process that the coordinator has removed, or that cannot reach it: the configuration is not the cause."""
 
 
 class RunningTrial:
@@ -133,7 +141,7 @@ def main() -> None:
             function = read_call(call / FUNCTION).function
             result = function(trial.config, trial) if takes_trial(function) else function(trial.config)
             values = _values(result, order.metrics)
-        except DriverLost:
+        except (DriverLost, *LOST):
             raise
         except SystemExit as ended:
             if ended.code not in (None, 0):
@@ -152,6 +160,9 @@ def _leaving_if_lost() -> Iterator[None]:
         yield
     except DriverLost as error:
         print(f"strata: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(UNREACHABLE) from None
+    except LOST as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(UNREACHABLE) from None
 
 
