@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from strata.errors import ConfigError
 from strata.tune import SearchSpace
 from strata.tune.samplers import FAILED, NAMES, Outcome, Sampler, make_sampler
+from strata.tune.samplers.base import Direction
 
 NUM_TRIALS = 24
 IS_EXACT = sorted(set(NAMES) - {"gp"})
@@ -131,6 +132,22 @@ def test_a_second_outcome_and_one_of_an_unknown_trial_are_ignored(make: Callable
     assert run(first, range(1, 14)) == run(second, range(1, 14))
 
 
+def test_a_trial_that_has_paused_may_finish_later_and_a_second_end_is_ignored(make: Callable[..., Sampler]) -> None:
+    first, second = make(mixed_space()), make(mixed_space())
+    for sampler in (first, second):
+        for number, paused in enumerate([Outcome("paused", (1.0,), 3), Outcome("paused")]):
+            sampler.ask(number)
+            sampler.tell(number, paused)
+            sampler.tell(number, paused)
+            sampler.tell(number, Outcome("finished", (0.5,), 9))
+    second.tell(0, Outcome("finished", (9.0,), 9))
+    second.tell(1, FAILED)
+
+    found = run(first, range(2, 14))
+    assert found == run(second, range(2, 14))
+    assert [mixed_space().why_not(each) for each in found] == [""] * 12
+
+
 def test_a_continuous_conditional_space_is_sampled(
     make: Callable[..., Sampler], request: pytest.FixtureRequest
 ) -> None:
@@ -202,10 +219,18 @@ def test_tpe_with_one_worker_gives_the_configurations_of_optuna_alone() -> None:
         alone.tell(trial, x * x + y)
 
 
-@pytest.mark.parametrize(("name", "num_trials"), [("tpe", 60), ("gp", 15), ("nsga2", 300)])
-def test_a_sampler_learns_constraints_of_metrics(name: str, num_trials: int) -> None:
-    """Large x is better and violates the constraint, so a sampler that knows it stays at or below the limit."""
+def plain_space(num_others: int) -> SearchSpace:
+    """A parameter x and others without a meaning: with x alone, NSGA-II would mutate it every time."""
     space = SearchSpace().add_float("x", min=0, max=1)
+    for number in range(num_others):
+        space.add_float(f"y{number}", min=0, max=1)
+    return space
+
+
+@pytest.mark.parametrize(("name", "num_trials", "num_others"), [("tpe", 60, 0), ("gp", 15, 0), ("nsga2", 300, 2)])
+def test_a_sampler_learns_constraints_of_metrics(name: str, num_trials: int, num_others: int) -> None:
+    """Large x is better and violates the constraint, so a sampler that knows it stays at or below the limit."""
+    space = plain_space(num_others)
     sampler = make_sampler(name, space, seed=1)
     found = []
     for number in range(num_trials):
@@ -218,6 +243,30 @@ def test_a_sampler_learns_constraints_of_metrics(name: str, num_trials: int) -> 
 
     late = found[-5:]
     assert sum(each <= 0.25 + 0.05 for each in late) >= 3, late
+
+
+@pytest.mark.parametrize(
+    ("name", "num_trials", "num_others", "directions"),
+    [("tpe", 60, 0, ("min",)), ("tpe", 60, 0, ("min", "min")), ("nsga2", 250, 2, ("min", "min"))],
+)
+def test_a_sampler_learns_from_trials_that_pause_or_are_pruned(
+    name: str, num_trials: int, num_others: int, directions: tuple[Direction, ...]
+) -> None:
+    """Trials with a small x finish, and all others pause for good, or are pruned where there are several objectives."""
+    sampler = make_sampler(name, plain_space(num_others), seed=1, directions=directions)
+    found = []
+    for number in range(num_trials):
+        config = sampler.ask(number)
+        assert config is not None
+        x = config["x"]
+        assert isinstance(x, float)
+        stopped: Literal["paused", "pruned"] = "paused" if len(directions) == 1 else "pruned"
+        values = (x, -x)[: len(directions)]
+        sampler.tell(number, Outcome("finished", values, 9) if x <= 0.2 else Outcome(stopped, values, 1))
+        found.append(x)
+
+    late = found[-20:]
+    assert sum(each <= 0.2 + 0.05 for each in late) >= 12, late
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -23,7 +23,7 @@ from ray_cluster import LOOPBACK_ONLY, ray_nodes
 from runs import SCRIPTS
 from servers import CoordinatorProcess, Nursery, until
 
-from strata import Study
+from strata import CoordinatorClient, Study
 from strata.tune.journal import JOURNAL, read_journal
 from strata.tune.state import events as e
 
@@ -284,6 +284,31 @@ def test_a_machine_and_the_driver_die_and_the_others_continue(sweep: Sweep, nurs
     lost = [fact for fact in sweep.facts() if isinstance(fact, e.Lost)]
     assert any("is lost" in fact.reason and fact.is_blameless for fact in lost)
     assert any(fact.reason == "the study was restarted" for fact in lost)
+
+
+def test_a_coordinator_that_is_killed_twice_and_removes_a_trial_costs_a_study_no_trial(
+    sweep: Sweep, nursery: Nursery, tmp_path: Path
+) -> None:
+    """A worker without its place at the coordinator exits and is lost, which is no failure of its configuration."""
+    coordinator = CoordinatorProcess(nursery, tmp_path, lease=LEASE)
+    coordinator.start()
+    program = sweep.start("--nnodes", "2", "--workers", "4", "--trials", "4", "--coordinator", coordinator.address)
+    sweep.wait_for_step(0, 1)
+    coordinator.restart()
+    sweep.wait_for_facts(e.StopSent, 1)
+    coordinator.restart()
+    running = Study.load(sweep.path).state.running[0]
+    with CoordinatorClient(coordinator.address) as client:
+        client.drop_job(f"sweep.{running.number}", force=True, reason="to test what follows")
+    sweep._until(
+        lambda: any(isinstance(fact, e.Lost) and "exit code 75" in fact.reason for fact in sweep.facts()),
+        "the removed worker is lost",
+    )
+    sweep.hurry()
+    sweep.finish(program)
+
+    sweep.check(4)
+    assert not [fact for fact in sweep.facts() if isinstance(fact, e.Failed)]
 
 
 def test_a_node_of_a_ray_cluster_dies_and_its_trial_resumes_elsewhere(sweep: Sweep) -> None:

@@ -386,6 +386,8 @@ def test_invalid_arguments_are_refused_with_the_cure() -> None:
         ("random", {"num_trials": 0}, "num_trials=0"),
         ("random", {"max_failures": 0}, "max_failures=0"),
         ("random", {"metric": ["loss", "loss"]}, "loss"),
+        ("random", {"metric": "state"}, "'state' cannot be the name of a metric"),
+        ("random", {"constraints": ["step <= 3"]}, "'step' cannot be the name of a metric"),
         ("asha", {"options": {"eta": 1}}, "eta=1"),
         ("asha", {"options": {"rungs": 3}}, "rungs"),
         ("random", {"warm_start": ["nothing"]}, "warm_start='nothing'"),

@@ -20,6 +20,7 @@ from strata.tune.state import events as e
 from strata.tune.state.actions import Finish
 
 NUM_STEPS = 6
+FINISHED = '"kind":"Finished"'
 
 
 def a_spec(num_trials: int = 6, **more: object) -> e.StudySpec:
@@ -27,6 +28,8 @@ def a_spec(num_trials: int = 6, **more: object) -> e.StudySpec:
     return e.StudySpec(name="sweep", space=space.to_dict(), num_trials=num_trials, **more)  # type: ignore[arg-type]
 
 
+SEED_OF_PROMOTION = 2
+"""With this seed, ASHA resumes a trial that it had paused."""
 ASHA = {"scheduler": "asha", "scheduler_options": {"eta": 2, "min_step": 2}}
 
 
@@ -76,12 +79,12 @@ def decided_again(spec: e.StudySpec, facts: list[e.Event]) -> list[e.Event]:
     return again
 
 
-async def run_until(study: SimulatedStudy, node: SimulatedNode, kind: str, nth: int = 1, num_slots: int = 2) -> None:
-    """Run a driver, and kill it when its journal has this fact for the n-th time."""
+async def run_until(study: SimulatedStudy, node: SimulatedNode, text: str, nth: int = 1, num_slots: int = 2) -> None:
+    """Run a driver, and kill it when its journal has this text for the n-th time."""
     running = asyncio.create_task(study.run(node, num_slots=num_slots))
     journal = study.directory / "study.jsonl"
     while not running.done():
-        if journal.exists() and journal.read_text().count(f'"kind":"{kind}"') >= nth:
+        if journal.exists() and journal.read_text().count(text) >= nth:
             break
         await asyncio.sleep(0)
     running.cancel()
@@ -114,7 +117,7 @@ def test_a_resumed_driver_removes_the_jobs_that_a_killed_one_has_left(tmp_path: 
     study = SimulatedStudy(tmp_path, a_spec(4))
 
     async def scene() -> None:
-        await run_until(study, SimulatedNode("a", train), "Finished", num_slots=1)
+        await run_until(study, SimulatedNode("a", train), FINISHED, num_slots=1)
         study.old_jobs = ["sweep.0", "sweep.0-2", "sweep.1", "sweep.nodes", "sweep.2.0", "other.0", "sweep.99"]
         await study.run(SimulatedNode("b", train), num_slots=1)
 
@@ -195,7 +198,7 @@ def test_a_driver_killed_after_any_fact_continues_and_no_trial_has_two_results(
     async def scene() -> None:
         node = SimulatedNode("a", train)
         node.checkpoints = files
-        await run_until(study, node, kind, nth)
+        await run_until(study, node, f'"kind":"{kind}"', nth)
         if study.state().ended is None:
             again = SimulatedNode("b", train)
             again.checkpoints = files
@@ -203,6 +206,108 @@ def test_a_driver_killed_after_any_fact_continues_and_no_trial_has_two_results(
 
     asyncio.run(scene())
     check(study)
+
+
+@pytest.mark.parametrize("text", ['"kind":"Lost"', '"kind":"Failed"', '"lease":2,"slot"'])
+def test_a_driver_killed_after_a_loss_a_failure_or_a_promotion_continues(tmp_path: Path, text: str) -> None:
+    files: dict[str, int] = {}
+    unlucky = {1, 2}
+
+    def faulty(process: Simulated) -> float:
+        number = process.order.trial
+        if number in unlucky and process.first_step == 1:
+            unlucky.discard(number)
+            process.report(1, float(process.order.config["x"]))  # type: ignore[arg-type]
+            process.save(1)
+            if number == 1:
+                raise ValueError("no luck")
+            process.is_killed.set()
+        return train(process)
+
+    study = SimulatedStudy(tmp_path, a_spec(**ASHA))
+
+    async def scene() -> None:
+        node, again = SimulatedNode("a", faulty), SimulatedNode("b", faulty)
+        node.checkpoints = again.checkpoints = files
+        await run_until(study, node, text)
+        assert study.state().ended is None
+        await study.run(again)
+
+    asyncio.run(scene())
+    check(study)
+    assert text in (tmp_path / "study.jsonl").read_text()
+
+
+class Fate:
+    """Lets the first process that gets to a moment die, alone or with its node."""
+
+    def __init__(self, moment: str, victim: str) -> None:
+        self.has_struck = False
+        self._moment = moment
+        self._victim = victim
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+
+    def at(self, moment: str, process: Simulated) -> None:
+        with self._lock:
+            if moment != self._moment or self.has_struck:
+                return
+            self.has_struck = True
+        if self._victim == "worker":
+            process.is_killed.set()
+        else:
+            self._loop.call_soon_threadsafe(process.node.die)
+            assert process.is_killed.wait(10)
+
+
+def mortal(process: Simulated, fate: Fate) -> float:
+    """Train, and report the result twice."""
+    x = float(process.order.config["x"])  # type: ignore[arg-type]
+    fate.at("promote" if process.order.lease > 1 else "run", process)
+    for step in range(process.first_step, NUM_STEPS + 1):
+        if step == 2:
+            fate.at("report", process)
+        try:
+            process.report(step, x / step)
+        except SystemExit:
+            fate.at("stop", process)
+            raise
+        process.save(step)
+    fate.at("finish", process)
+    process.link.finish((x / NUM_STEPS,))
+    fate.at("finished", process)
+    return x / NUM_STEPS
+
+
+@pytest.mark.parametrize("victim", ["worker", "node"])
+@pytest.mark.parametrize("moment", ["run", "report", "stop", "promote", "finish", "finished"])
+def test_a_worker_or_a_node_that_dies_at_any_moment_loses_no_trial(tmp_path: Path, moment: str, victim: str) -> None:
+    study = SimulatedStudy(tmp_path, a_spec(seed=SEED_OF_PROMOTION, **ASHA))
+
+    async def scene() -> Fate:
+        fate = Fate(moment, victim)
+        nodes = [SimulatedNode(name, lambda process: mortal(process, fate)) for name in ("a", "b")]
+        nodes[1].checkpoints = nodes[0].checkpoints
+        await study.run(*nodes)
+        return fate
+
+    fate = asyncio.run(scene())
+    assert fate.has_struck
+    check(study)
+    lost = [fact for fact in study.facts() if isinstance(fact, e.Lost)]
+    assert lost or moment == "stop", "one that dies instead of stopping has stopped"
+    assert {fact.is_blameless for fact in lost} <= {victim == "node"}
+
+
+def test_a_coordinator_that_does_not_answer_costs_a_study_no_trial(tmp_path: Path) -> None:
+    study = SimulatedStudy(tmp_path, a_spec(**ASHA))
+    study.is_coordinator_down = True
+    finish = asyncio.run(study.run(SimulatedNode("a", train)))
+
+    assert finish.is_complete
+    check(study)
+    assert study.coordinator is not None
+    assert study.coordinator.num_refused >= 6
 
 
 def test_trials_of_a_lost_node_resume_on_another_and_are_not_blamed(tmp_path: Path) -> None:

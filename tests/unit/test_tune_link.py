@@ -198,12 +198,13 @@ def test_a_trial_gives_up_when_the_driver_is_gone(tmp_path: Path) -> None:
     links: list[Link] = []
 
     def work(found: m.Endpoint) -> None:
-        links.append(Link(found, HELLO, answer_s=0.2))
+        links.append(Link(found, HELLO))
         links[0].begin()
         links[0].report(1, (0.5,))
         links[0].answer()
 
     in_a_process(tmp_path, FakeDriver(), work)
+    links[0]._answer_s = 0.2
     links[0].report(2, (0.4,))
     with pytest.raises(DriverLost, match=r"cannot reach the driver of the study at unix:.* for 0\.2 s"):
         links[0].answer()

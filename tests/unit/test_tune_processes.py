@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strata.launch.environment import STOPPED
+from strata.launch.environment import STOPPED, UNREACHABLE
 from strata.launch.protocol import LOST, WorkerExit
 from strata.tune import messages as m
-from strata.tune.processes import UNREACHABLE, Process, ProcessGroup
+from strata.tune.processes import Process, ProcessGroup
 from strata.tune.state import events as e
 from strata.tune.state.actions import Start
 
@@ -36,6 +36,10 @@ DONE, KILLED, FAILED = WorkerExit(0, 0), WorkerExit(0, LOST), WorkerExit(0, 1, "
         (ended(DONE), e.Lost(trial=0, lease=1, reason="it ended without a result")),
         (ended(KILLED), e.Lost(trial=0, lease=1, reason="killed by SIGKILL")),
         (ended(WorkerExit(0, UNREACHABLE)), e.Lost(trial=0, lease=1, reason="exit code 75")),
+        (
+            ended(WorkerExit(0, UNREACHABLE, "StaleIncarnation: incarnation 2 is out")),
+            e.Lost(trial=0, lease=1, reason="exit code 75: StaleIncarnation: incarnation 2 is out"),
+        ),
         (ended(KILLED, WorkerExit(1, 1, GONE)), e.Lost(trial=0, lease=1, reason="killed by SIGKILL")),
         (
             ended(WorkerExit(0, LOST, "node b is lost", is_node_lost=True)),

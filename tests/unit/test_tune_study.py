@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tune_studies import run_study
 
 from strata.errors import ConfigError, InvalidArgument, LimitExceeded
 from strata.tune import SearchSpace
+from strata.tune.export import rows
 from strata.tune.search import Search, scheduler_of
 from strata.tune.state import events as e
 from strata.tune.state.actions import Action, Ask, Finish, Kill, Start, Stop
@@ -636,6 +638,21 @@ def test_sizes_are_limited() -> None:
             spec(**wrong)
 
 
+@pytest.mark.parametrize("name", [1, "", " loss", "lo\nss", "loss\x1b[31m", "x" * 101, "config.x", *e.RESERVED])
+def test_a_metric_has_a_name_that_reports_and_tables_can_have(name: object) -> None:
+    with pytest.raises(ConfigError, match="cannot be the name of a metric: use 1 to 100 printable") as caught:
+        e.check_metric(name, field="metric")
+    assert caught.value.field == "metric"
+
+
+def test_no_metric_replaces_another_column_of_a_table() -> None:
+    columns = {name for row in rows(run_study(num_trials=2)) for name in row}
+
+    assert columns - {"loss"} <= {*e.RESERVED, *(each for each in columns if each.startswith("config."))}
+    for name in ("val/loss", "auc@10", "pertes é"):
+        e.check_metric(name, field="metric")
+
+
 # -- any order of events -----------------------------------------------------------------------------------------------
 
 SCHEDULERS: list[dict[str, Any]] = [
@@ -847,8 +864,21 @@ def test_a_question_that_waits_for_its_turn_knows_what_was_known_when_it_arose()
     assert (answer.trial, answer.num_told) == (4, 1)
 
 
+def test_a_sampler_learns_from_paused_trials_while_the_study_runs() -> None:
+    """Few trials of ASHA finish, and those at the end: a sampler that learned from them alone would draw at random."""
+    facts: list[e.Event] = []
+    run_study(num_trials=30, num_slots=2, sampler="tpe", scheduler="asha", num_steps=27, facts=facts)
+    last = max(number for number, fact in enumerate(facts) if isinstance(fact, e.Asked))
+    asked = facts[last]
+
+    assert isinstance(asked, e.Asked)
+    assert sum(isinstance(each, e.Finished) for each in facts[:last]) < 5
+    assert asked.num_told >= 25
+
+
+@pytest.mark.parametrize("scheduler", ["none", "asha"])
 @pytest.mark.parametrize("cut", [5, 17, 40, 61])
-def test_a_study_killed_anywhere_asks_the_same_questions_as_one_that_was_not(cut: int) -> None:
+def test_a_study_killed_anywhere_asks_the_same_questions_as_one_that_was_not(cut: int, scheduler: str) -> None:
     """With the trials' results a function of their configurations, the kill changes no configuration."""
 
     def drive(world: World, cut: int | None) -> dict[int, Any]:
@@ -859,13 +889,14 @@ def test_a_study_killed_anywhere_asks_the_same_questions_as_one_that_was_not(cut
             trial = world.state.running[0]
             x = trial.config["x"]
             assert isinstance(x, float)
-            if (trial.step or 0) < 2:
+            if trial.stopping is not None:
+                world.stopped(trial.number)
+            elif (trial.step or 0) < 2:
                 world.report(trial.number, (trial.step or 0) + 1, x)
             else:
                 world.finish(trial.number, (x - 0.3) ** 2)
         return {each.number: (each.config, each.values) for each in world.state.trials.values()}
 
-    first = World(spec(num_trials=14, sampler="tpe"), num_slots=1)
-    second = World(spec(num_trials=14, sampler="tpe"), num_slots=1)
+    first, second = (World(spec(num_trials=14, sampler="tpe", scheduler=scheduler), num_slots=1) for _ in range(2))
 
     assert drive(first, None) == drive(second, cut)

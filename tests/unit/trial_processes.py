@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from strata.errors import CoordinatorUnavailable
 from strata.launch.environment import STOPPED, WorkerSpec
 from strata.launch.nodes.base import NodeLost
 from strata.launch.nodes.shared import SharedNodes
@@ -160,14 +161,32 @@ class SimulatedNode:
 
 
 class FakeCoordinator:
-    """Records the jobs that are removed. `jobs`: what an earlier driver has left. `steps`: last saved step by job."""
+    """Records the jobs that are removed. `jobs`: what an earlier driver has left. `steps`: last saved step by job.
+    `is_down`: no call succeeds.
+    """
 
-    def __init__(self, jobs: Sequence[str] = (), steps: Callable[[str], int] = lambda job: 0) -> None:
+    def __init__(
+        self, jobs: Sequence[str] = (), steps: Callable[[str], int] = lambda job: 0, *, is_down: bool = False
+    ) -> None:
         self.dropped: list[str] = []
+        self.num_refused = 0
         self._jobs = jobs
         self._steps = steps
+        self._is_down = is_down
+
+    def _check(self) -> None:
+        if self._is_down:
+            self.num_refused += 1
+            raise CoordinatorUnavailable("nothing listens there")
+
+    async def send_command(self, command: str, *, job_id: str, reason: str) -> None:
+        assert command
+        assert job_id
+        assert reason
+        self._check()
 
     async def latest_checkpoint(self, *, job_id: str) -> Any:
+        self._check()
         step = self._steps(job_id)
         saved = SimpleNamespace(path=f"{job_id}/{step}", step=step)
         return SimpleNamespace(checkpoint=saved, metadata={}) if step else None
@@ -175,10 +194,12 @@ class FakeCoordinator:
     async def drop_job(self, job_id: str, *, force: bool, reason: str) -> bool:
         assert force
         assert reason
+        self._check()
         self.dropped.append(job_id)
         return True
 
     async def list_jobs(self) -> list[Any]:
+        self._check()
         return [SimpleNamespace(job_id=each) for each in self._jobs]
 
 
@@ -195,6 +216,7 @@ class SimulatedStudy:
         self.driver: Driver | None = None
         self.steps: Callable[[str], int] = lambda job: 0
         """Last saved step of a job, as the coordinator knows it."""
+        self.is_coordinator_down = False
 
     async def run(self, *nodes: SimulatedNode, num_slots: int = 2, host: str = "", **more: Any) -> Finish:
         """Run a driver to the end of the study. Cancel it to kill it: nothing remains but the journal."""
@@ -214,7 +236,7 @@ class SimulatedStudy:
 
             place = self.directory / f"place-{len(facts)}"
             place.mkdir()
-            self.coordinator = FakeCoordinator(self.old_jobs, self.steps)
+            self.coordinator = FakeCoordinator(self.old_jobs, self.steps, is_down=self.is_coordinator_down)
             self.nodes = SharedNodes(*nodes)
             self.driver = driver = Driver(
                 search,

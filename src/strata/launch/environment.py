@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 STOPPED = 83
 """Exit code of a worker that saved a checkpoint and stopped on request; no shell and no signal produces it."""
 
+UNREACHABLE = 75
+"""Exit code of a worker that the coordinator has removed, or of a trial that cannot reach its driver (`EX_TEMPFAIL` of
+`sysexits.h`): the training code is not the cause."""
+
 STACKS_SIGNAL = "SIGUSR2"
 """Signal on which a worker dumps the stacks of its threads to its log."""
 

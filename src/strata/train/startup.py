@@ -25,7 +25,15 @@ from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.errors import ConfigError, StrataError
 from strata.identity import RUN, TORCHRUN, Identity
 from strata.launch.commit import CoordinatorCommit
-from strata.launch.environment import JOINED, NOTE, STACKS_SIGNAL, WorkerSpec, read_environment, storage_options_in
+from strata.launch.environment import (
+    JOINED,
+    NOTE,
+    STACKS_SIGNAL,
+    UNREACHABLE,
+    WorkerSpec,
+    read_environment,
+    storage_options_in,
+)
 from strata.lifecycle import Home
 from strata.train.agreement import Agreement
 from strata.train.alone import Alone
@@ -229,7 +237,7 @@ def _dump_stacks_when_asked() -> None:
 def _end_process(error: StrataError) -> None:
     """Exit: this process can no longer save, and the others wait for it. The agent restarts all of them."""
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    os._exit(1)
+    os._exit(UNREACHABLE)
 
 
 def _no_longer_joined() -> None:

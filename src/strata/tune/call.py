@@ -107,7 +107,10 @@ def tune(
     max_slots_per_trial = slots_per_trial(max_workers_per_trial, workers_per_trial)
     chosen = find_mode(mode)
     watch = _watch(report_timeout_s)
-    Limit.parse_all(constraints)
+    for each in metrics:
+        e.check_metric(each, field="metric")
+    for limit in Limit.parse_all(constraints):
+        e.check_metric(limit.metric, field="constraints")
     spec = e.StudySpec(
         name=name or runs.new_name(SystemClock()),
         space=space.to_dict(),

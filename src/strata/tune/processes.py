@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from strata.launch.environment import STOPPED
+from strata.launch.environment import STOPPED, UNREACHABLE
 from strata.tune.state import events as e
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from strata.tune import messages as m
     from strata.tune.endpoint import Connection
     from strata.tune.state.actions import Start
-
-UNREACHABLE = 75
-"""Exit code of a process that cannot reach the driver (`EX_TEMPFAIL` of `sysexits.h`)."""
 
 NOTHING_TO_SAVE_S = 5.0
 """Time for a trial that has nothing to save to stop by itself, at its next report; then it is killed."""

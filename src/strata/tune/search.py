@@ -55,15 +55,15 @@ class Search:
         )
         self.state = StudyState(spec, scheduler_of(spec, self.space, pruner))
         self._first = self.space.first_points(np.random.default_rng([spec.seed % 2**32, _FIRST_POINTS]))
-        self._ended: list[int] = []
-        """Trials that have ended, in this order."""
+        self._ended: list[tuple[int, Outcome]] = []
+        """Trials that have ended or paused, in this order. One that pauses may end later: then it is in here again."""
         self._num_told = 0
         self.watch: Watch | None = None
         """Decides which trials have been silent for too long."""
         self.observers: list[Callable[[Sequence[e.Event]], None]] = []
         """Called with the facts of an event after its actions were carried out."""
         self._num_known: dict[int, int] = {}
-        """Open question → ended trials when it arose."""
+        """Open question → outcomes that were known when it arose."""
 
     @classmethod
     def replay(cls, facts: Sequence[e.Event], *, sampler: object = None, pruner: object = None) -> Search:
@@ -120,23 +120,24 @@ class Search:
             self.sampler.tell(number, self._outcome_of("finished", fact.values, None))
         elif isinstance(fact, e.Finished | e.Failed | e.Lost | e.Stopped | e.Pruned):
             trial = self.state.trials[fact.trial]
-            if trial.is_over:
-                self._ended.append(trial.number)
+            if trial.is_over or trial.state == "paused":
+                self._ended.append((trial.number, self._outcome_of(trial.state, trial.values, trial.step)))
 
     def _tell(self, num_ended: int) -> None:
-        """Report trials to the sampler, up to this number of all that have ended."""
-        for number in self._ended[self._num_told : num_ended]:
-            trial = self.state.trials[number]
-            self.sampler.tell(number, self._outcome_of(trial.state, trial.values, trial.step))
+        """Report outcomes to the sampler, up to this number of all."""
+        for number, outcome in self._ended[self._num_told : num_ended]:
+            self.sampler.tell(number, outcome)
         self._num_told = max(self._num_told, num_ended)
 
     def _outcome_of(self, state: TrialState, values: e.Values, step: int | None) -> Outcome:
         found = tuple(each for each in values if each is not None and math.isfinite(each))
-        if state == "failed" or len(found) != len(values):
+        if len(found) != len(values):
+            return Outcome("paused", step=step) if state == "paused" else FAILED
+        if state not in ("finished", "paused", "pruned"):
             return FAILED
         objectives = self.state.objectives
         return Outcome(
-            "finished" if state == "finished" else "pruned",
+            state,
             found[: len(objectives.metrics)],
             step,
             violations=objectives.violations(values) if found else (),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import operator
 import os
 import sys
 import time
@@ -19,15 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from strata.errors import ConfigError, InvalidArgument
-from strata.launch.environment import STOPPED, read_environment, worker_environment
+from strata.errors import (
+    ConfigError,
+    CoordinatorUnavailable,
+    InvalidArgument,
+    StaleIncarnation,
+    UnknownJob,
+    UnknownWorker,
+)
+from strata.launch.environment import STOPPED, UNREACHABLE, read_environment, worker_environment
 from strata.lifecycle import leave
 from strata.train import context as contexts
 from strata.train.function import FUNCTION, read_call, trusted, written
 from strata.tune import messages as m
 from strata.tune.devices import count_gpus, device_variables
 from strata.tune.link import DriverLost, Link
-from strata.tune.processes import UNREACHABLE
+from strata.tune.state.events import MAX_REASON, MAX_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +47,8 @@ ENDPOINT = "driver.json"
 """File beside the training function that has the address and the credentials of the driver."""
 SAVE_S = 30.0
 """Time for a trial to save after it was asked to; then it stops at its next report without."""
+LOST = (CoordinatorUnavailable, StaleIncarnation, UnknownJob, UnknownWorker)
+"""Errors of a process that the coordinator has removed, or that cannot reach it: the configuration is not the cause."""
 
 
 class RunningTrial:
@@ -62,10 +72,9 @@ class RunningTrial:
         rank 0 count.
 
         Raises:
-            InvalidArgument: The step is negative.
+            InvalidArgument: The step is not an integer, or negative.
         """
-        if step < 0:
-            raise InvalidArgument(f"step={step} must be 0 or more", field="step")
+        step = _checked(step)
         self._stop_if_asked(None)
         self._send(step, metrics)
 
@@ -78,9 +87,14 @@ class RunningTrial:
         self._send(step, metrics)
 
     def reported(self, context: Context, metrics: Mapping[str, float]) -> None:
-        """A context of this process has reported."""
+        """A context of this process has reported.
+
+        Raises:
+            InvalidArgument: Its step is not an integer, or negative.
+        """
+        step = _checked(context.step)
         self._stop_if_asked(context)
-        self._send(context.step, metrics)
+        self._send(step, metrics)
 
     def saving(self, context: Context) -> None:  # noqa: ARG002 - the port
         """Wait until the journal has all reports: a trial that resumes from the checkpoint does not repeat them."""
@@ -127,14 +141,14 @@ def main() -> None:
             function = read_call(call / FUNCTION).function
             result = function(trial.config, trial) if takes_trial(function) else function(trial.config)
             values = _values(result, order.metrics)
-        except DriverLost:
+        except (DriverLost, *LOST):
             raise
         except SystemExit as ended:
             if ended.code not in (None, 0):
                 raise
             values = None
         except Exception as error:
-            link.fail(f"{type(error).__name__}: {error}"[:2_000])
+            link.fail(_last_words(error))
             raise
         if trial.rank == 0:
             link.finish(values if values is not None else trial.last_values)
@@ -146,6 +160,9 @@ def _leaving_if_lost() -> Iterator[None]:
         yield
     except DriverLost as error:
         print(f"strata: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(UNREACHABLE) from None
+    except LOST as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(UNREACHABLE) from None
 
 
@@ -186,17 +203,41 @@ def _values(result: Any, metrics: tuple[str, ...]) -> Values | None:
     """Return the objectives in what a training function has returned; None if they are not in there."""
     if isinstance(result, dict) and metrics[0] in result:
         return tuple(_finite(result.get(name)) for name in metrics)
-    if isinstance(result, int | float) and not isinstance(result, bool) and len(metrics) == 1:
-        return (_finite(result),)
-    return None
+    if len(metrics) > 1 or isinstance(result, bool) or not hasattr(result, "__float__"):
+        return None
+    try:
+        return (_finite(float(result)),)
+    except (TypeError, ValueError, RuntimeError):  # an array, or a tensor, of several values
+        return None
 
 
 def _finite(value: Any) -> float | None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _checked(step: Any) -> int:
+    """Return a step as the messages have it: numbers of numpy and torch are integers, too.
+
+    Raises:
+        InvalidArgument: It is not an integer, or out of range.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= MAX_STEP:
+        raise InvalidArgument(f"step={step!r} must be an integer from 0 to 2**63 - 1", field="step")
+    return number
+
+
+def _last_words(error: Exception) -> str:
+    """Return an error as the reason of a failure, also with bytes of a file name that are no text."""
+    text = f"{type(error).__name__}: {error}"[:MAX_REASON]
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _exit_code() -> int:

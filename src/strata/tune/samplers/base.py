@@ -19,11 +19,13 @@ Direction = Literal["min", "max"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a trial."""
+    """What a trial has come to. One that has paused may continue, and has another outcome later."""
 
-    state: Literal["finished", "pruned", "failed"]
+    state: Literal["finished", "paused", "pruned", "failed"]
     values: tuple[float, ...] = ()
-    """One finite value per objective; empty if the trial has none. Those of a pruned trial are from its last report."""
+    """One finite value per objective; empty if the trial has none. Those of a paused or pruned trial are from its last
+    report.
+    """
     step: int | None = None
     """Step of these values."""
     violations: tuple[float, ...] = ()
@@ -50,7 +52,9 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def tell(self, number: int, outcome: Outcome) -> None:
-        """Report the end of a trial. Outcomes may come in any order; a second one for the same trial is ignored."""
+        """Report the end of a trial, or that it has paused. Outcomes may come in any order; a second end of the same
+        trial is ignored.
+        """
 
     def replay(self, number: int, config: Config) -> None:
         """Repeat an `ask` of which the journal has the answer. The answer counts, even if a newer version of a sampler

@@ -5,6 +5,10 @@ this is how Optuna handles conditions. With one worker, it gives the same config
 seed. Listed numbers are passed as their positions, which keeps their order, and choices as indices, because Optuna
 cannot distinguish 1 from True. Optuna does not know the constraints of a space: what it suggests is moved to the
 nearest configuration that they allow.
+
+Optuna cannot continue a trial that has ended. So a trial that pauses is a pruned one for Optuna, and if it finishes
+later, another one with the same configuration finishes there. Nor can Optuna prune with several objectives: a pruned
+trial then ends with a violated constraint, which ranks it behind all that have finished, as with one objective.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
 MAX_GP_TRIALS = 1_000
 """Planned trials of a study up to which a Gaussian process answers within seconds."""
+PRUNED = "pruned"
+"""Constraint that a pruned trial violates with several objectives, the less the longer it has run."""
 MANY_VALUES = 16
 """Integers and steps with more values than this count as continuous."""
 
@@ -67,14 +73,16 @@ class OptunaSampler(Sampler):
                 sampler=copy.deepcopy(sampler),
                 pruner=optuna.pruners.NopPruner(),
             )
-        self._running: dict[int, Any] = {}
-        """Optuna's trials by our numbers."""
+        self._running: dict[int, tuple[Any, Config]] = {}
+        """Optuna's trials by our numbers, with their configurations."""
+        self._paused: dict[int, Config] = {}
+        """Configurations of trials that have paused, which Optuna has as pruned ones."""
 
     def ask(self, number: int) -> Config:
         trial = self._study.ask()
         config = self._suggested(trial)
         if self._space.is_allowed(config):
-            self._running[number] = trial
+            self._running[number] = trial, config
             return config
         self._study.tell(trial, state=self._states.FAIL)
         config = repair(self._space, config, self._rng)
@@ -87,23 +95,34 @@ class OptunaSampler(Sampler):
         )
         trial = self._study.ask()
         self._suggested(trial)
-        self._running[number] = trial
+        self._running[number] = trial, config
 
     def tell(self, number: int, outcome: Outcome) -> None:
-        trial = self._running.pop(number, None)
-        if trial is None:
+        if outcome.state == "paused" and self._is_slow:
+            return  # a Gaussian process learns nothing from pruned trials, but keeps away from running ones
+        if outcome.state == "finished" and number in self._paused:
+            self.add(number, self._paused.pop(number))
+        if number not in self._running:
             return
-        is_single = len(self._study.directions) == 1
-        if outcome.values:
-            for number, violation in enumerate(outcome.violations):
-                trial.set_constraint(str(number), violation)
-        if outcome.state == "finished" and outcome.values:
+        trial, config = self._running.pop(number)
+        if outcome.state == "paused":
+            self._paused[number] = config
+        if outcome.state == "failed" or not outcome.values:
+            self._study.tell(trial, state=self._states.FAIL)
+            return
+        for at, violation in enumerate(outcome.violations):
+            trial.set_constraint(str(at), violation)
+        if outcome.state == "finished":
             self._study.tell(trial, list(outcome.values))
-        elif outcome.state == "pruned" and outcome.values and is_single:
+            return
+        if len(self._study.directions) == 1:
             trial.report(outcome.values[0], outcome.step or 0)
             self._study.tell(trial, state=self._states.PRUNED)
-        else:  # Optuna cannot prune with several objectives
+        elif self._is_slow:  # it would take the values for final ones
             self._study.tell(trial, state=self._states.FAIL)
+        else:
+            trial.set_constraint(PRUNED, 1.0 / (1.0 + (outcome.step or 0)))
+            self._study.tell(trial, list(outcome.values))
 
     def replay(self, number: int, config: Config) -> None:
         if self._is_slow:

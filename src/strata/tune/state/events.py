@@ -26,6 +26,10 @@ MAX_KNOWN = 10_000
 """Trials of other studies."""
 MAX_STEP = 2**63 - 1
 MAX_CONFIG_BYTES = 64 << 10
+MAX_METRIC = 100
+"""Characters of the name of a metric."""
+RESERVED = ("checkpoint", "duration_s", "epoch", "number", "reason", "state", "step")
+"""Columns of a study's tables and arguments of `report`, which no metric can have as its name."""
 MAX_REASON = 2_000
 """Characters of a reason, such as the last words of a failed trial."""
 
@@ -79,6 +83,26 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ConfigError(f"ask_ahead={self.ask_ahead} must be between 0 and {MAX_SLOTS:,}", field="ask_ahead")
 
 
+def check_metric(name: object, *, field: str) -> None:
+    """
+    Raises:
+        ConfigError: The name is not one that reports and tables can have.
+    """
+    if not (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_METRIC
+        and name.isprintable()
+        and name == name.strip()
+        and name not in RESERVED
+        and not name.startswith("config.")
+    ):
+        raise ConfigError(
+            f"{repr(name)[:MAX_METRIC]} cannot be the name of a metric: use 1 to {MAX_METRIC} printable characters, "
+            f"but neither {', '.join(RESERVED)} nor config.…, which are other columns of the study's tables",
+            field=field,
+        )
+
+
 class Fact(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="kind", omit_defaults=True):
     at_s: float = 0.0
     """Wall time, for people: no decision depends on it."""
@@ -110,7 +134,7 @@ class Asked(Fact, frozen=True, kw_only=True):
     is_given: bool = False
     """It is a default or was enqueued, so the sampler did not choose it."""
     num_told: int = 0
-    """Ended trials that the sampler knew of when it chose."""
+    """Ends and pauses of trials that the sampler knew of when it chose."""
 
 
 class Exhausted(Fact, frozen=True, kw_only=True):
