@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 import strata
 from strata import StructuredDataset
 from strata.data import RaggedRows, mix, pack
-from strata.errors import InvalidArgument, NoData, PlanChanged, SchemaMismatch, StrataError
+from strata.errors import DataError, InvalidArgument, NoData, PlanChanged, SchemaMismatch, StrataError
 
 ROWS = {"web": 300, "code": 70, "tars": 23}
 WEIGHTS = {"web": 0.6, "code": 0.3, "tars": 0.1}
@@ -106,6 +106,37 @@ def test_a_mix_resumes_at_the_same_row_on_another_number_of_ranks(root: Path, mi
         assert all([len(batch) for batch in batches] == [4] * (len(whole) - step) for batches in ranks)
         together = [sorted(itertools.chain(*parts)) for parts in zip(*ranks, strict=True)]
         assert together == [sorted(batch) for batch in whole[step:]]
+
+
+def test_a_mix_resumes_with_the_same_rows_in_batches_of_another_size(root: Path) -> None:
+    whole = [number for batch in make(root, batch_size=12) for number in ids(batch)]
+    mixed = make(root, batch_size=12)
+    batches = iter(mixed)
+    for _ in range(5):
+        next(batches)
+    ranks = []
+    for rank in range(2):
+        resumed = make(root, rank=rank, num_ranks=2, batch_size=3)
+        resumed.load_state_dict(mixed.state_dict())
+        ranks.append([ids(batch) for batch in resumed])
+    rest = [number for parts in zip(*ranks, strict=True) for batch in parts for number in batch]
+    for first in range(0, 420, 12):  # two batches of 6 rows have the rows of one of 12
+        assert sorted(rest[first : first + 12]) == sorted(whole[60 + first : 72 + first])
+
+
+def test_a_long_epoch_of_a_source_is_read_in_several_passes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [ids(batch) for batch in make(root)]
+    monkeypatch.setattr("strata.data.mix_pass.MAX_PASS_STEPS", 3)
+    assert [ids(batch) for batch in make(root)] == whole
+
+
+def test_ranks_with_other_arguments_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_rank_0(_: object, produce: Callable[[], bytes]) -> bytes:
+        return json.dumps({**json.loads(produce()), "stop": "first_exhausted"}).encode()
+
+    monkeypatch.setattr("strata.data.mixer.share", of_rank_0)
+    with pytest.raises(DataError, match="stop is 'all_exhausted' here and 'first_exhausted' there"):
+        make(root)
 
 
 def test_every_epoch_of_the_mix_continues_where_the_last_one_ended(root: Path) -> None:
