@@ -16,7 +16,7 @@ from strata.errors import SchemaMismatch, StrataError, TransformFailed
 from strata.lifecycle import renewed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 MAX_PASS_STEPS = 1 << 18
 """Batches of one pass over a source, which are computed when it starts; a longer epoch takes several passes."""
+_MIN_PASS_STEPS = 1 << 12
+_MAX_PASS_WORK = 1 << 24
+"""Batches times squared sources: of many sources, fewer batches are computed at once, so that the first comes soon."""
 _STEPS_AT_ONCE = 256
 """Batches whose parts are computed together."""
 
@@ -78,10 +81,8 @@ class MixPass:
         last, counted over all epochs of the source."""
         self._is_closed = False
         self._turn = renewed(threading.RLock())
-        if num_batches:  # all sources begin to read at once
-            for source, row in enumerate(place.turns.taken_at(np.array([place.position]))[0].tolist()):
-                self._open(source, row // self._datasets[source].plan.num_rows)
-                self._drop_if_over(source)
+        if num_batches:
+            self._open_all()
 
     def __iter__(self) -> Self:
         return self
@@ -169,21 +170,47 @@ class MixPass:
             under_way.close()
             del self._passes[source]
 
-    def _open(self, source: int, epoch: int) -> Pass:
+    def _open_all(self) -> None:
+        """Start a pass over every source, so that all begin to read at once."""
+        place = self._place
+        known: dict[int, Ints] = {}
+
+        def taken_at(positions: Ints) -> Ints:
+            found = known.get(int(positions[0]))
+            if found is None:
+                found = known[int(positions[0])] = place.turns.taken_at(positions)
+            return found[: len(positions)]
+
+        rows = place.turns.taken_at(np.array([place.position]))[0].tolist()
+        epochs = [row // dataset.plan.num_rows for row, dataset in zip(rows, self._datasets, strict=True)]
+        sources = range(len(epochs))
+        # What the longest pass computes serves the others.
+        for source in sorted(sources, key=lambda source: self._num_steps(source, epochs[source]), reverse=True):
+            self._open(source, epochs[source], taken_at)
+            self._drop_if_over(source)
+
+    def _num_steps(self, source: int, epoch: int) -> int:
+        """Return how many batches of the mix a pass over this epoch of a source considers."""
+        place, total = self._place, self._datasets[source].plan.num_rows
+        last = place.turns.find(source, (epoch + 1) * total - 1)
+        most = min(MAX_PASS_STEPS, max(_MIN_PASS_STEPS, _MAX_PASS_WORK // len(self._datasets) ** 2))
+        return min((last - place.position) // self._owner.batch_rows + 1, self._num_left, most)
+
+    def _open(self, source: int, epoch: int, taken_at: Callable[[Ints], Ints] | None = None) -> Pass:
         """Start the pass over an epoch of a source, from the batch of the mix that is delivered next."""
         owner, place = self._owner, self._place
         dataset = self._datasets[source]
         total = dataset.plan.num_rows
-        last = place.turns.find(source, (epoch + 1) * total - 1)
         steps = SourceSteps(
             place.turns,
             source,
             position=place.position,
-            num_steps=min((last - place.position) // owner.batch_rows + 1, self._num_left, MAX_PASS_STEPS),
+            num_steps=self._num_steps(source, epoch),
             rank=owner.ranks.rank,
             world_size=owner.ranks.world_size,
             epoch=epoch,
             num_rows=total,
+            taken_at=taken_at,
         )
         under_way = dataset.read(at(place.cursors[source], epoch * total), steps, _ignore)
         self._passes[source] = epoch, under_way

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -141,18 +141,21 @@ class SourceSteps:
         world_size: int,
         epoch: int,
         num_rows: int,
+        taken_at: Callable[[Ints], Ints] | None = None,
     ) -> None:
         """
         Args:
             position: Of the mix, where its first global batch begins.
             num_steps: Global batches of the mix to consider.
             epoch: Of the source, which has `num_rows` rows.
+            taken_at: Returns what `turns.taken_at` returns, perhaps from memory.
         """
+        taken_at = taken_at or turns.taken_at
         batch_rows = turns.batch_rows
         starts = position + np.arange(num_steps, dtype=np.int64) * batch_rows
 
         def taken(offset: int) -> Ints:
-            found = turns.taken_at(starts + offset)[:, source] - epoch * num_rows
+            found = taken_at(starts + offset)[:, source] - epoch * num_rows
             return np.clip(found, 0, num_rows)
 
         first, stop = taken(0), taken(batch_rows)
