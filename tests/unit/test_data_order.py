@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strata.data.order.mixture import Mixture, SourceSteps, Turns
 from strata.data.order.order import Lanes, Order, choose_lanes, choose_window, make_order, sequence_row_groups
 from strata.data.order.schedule import Block, Outline, Schedule
 from strata.data.order.steps import Steps
@@ -256,6 +257,39 @@ def test_blocks_of_a_window_computed_together_have_the_same_batches(
     for rank in range(world[0]):
         whole = delivered(Schedule(order, steps, rank, 1000))
         assert together(Schedule(order, steps, rank, block_rows, part_rows=part_rows), batch) == whole[batch:]
+
+
+@given(order=orders(), world=worlds, share=st.floats(0.1, 1), by_batch=st.booleans(), block_rows=st.integers(1, 30))
+def test_all_ranks_together_read_the_rows_of_a_mixed_source_once_and_in_its_order(
+    order: Order, world: tuple[int, int], share: float, by_batch: bool, block_rows: int
+) -> None:
+    num_ranks, batch_size = world
+    turns = Turns(mixture=Mixture([share, 1]), by_batch=by_batch, batch_rows=num_ranks * batch_size, taken=(0, 0))
+    num_steps = turns.find(0, order.num_rows - 1) // turns.batch_rows + 1
+    got: dict[tuple[int, int], list[Row]] = {}
+    for rank in range(num_ranks):
+        steps = SourceSteps(
+            turns,
+            0,
+            position=0,
+            num_steps=num_steps,
+            rank=rank,
+            world_size=num_ranks,
+            epoch=0,
+            num_rows=order.num_rows,
+        )
+        schedule = Schedule(order, steps, rank, block_rows, part_rows=block_rows // 2 + 1)
+        batches = delivered(schedule)
+        assert together(schedule, 0) == batches
+        for number, batch in enumerate(batches):
+            low, high = steps.run(number, rank)
+            assert len(batch) == high - low <= steps.batch_size
+            got.setdefault(steps.bounds(number), []).extend(batch)
+    expected = naive_order(order)
+    assert {bounds: set(rows) for bounds, rows in got.items()} == {
+        (start, stop): set(expected[start:stop]) for start, stop in got
+    }
+    assert sorted(row for rows in got.values() for row in rows) == sorted(expected)
 
 
 def test_only_a_window_that_is_too_large_for_one_block_is_cut_into_small_blocks() -> None:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from strata.data.iceberg_dataset import IcebergDataset as IcebergDataset
     from strata.data.indexer import Indexed as Indexed
     from strata.data.indexer import index_shards as index_shards
+    from strata.data.mixer import Mix as Mix
+    from strata.data.mixer import MixMetrics as MixMetrics
+    from strata.data.mixer import SourceMetrics as SourceMetrics
+    from strata.data.mixer import mix as mix
     from strata.data.order.assignment import Task as Task
     from strata.data.order.bins import padding_waste as padding_waste
     from strata.data.packer import PackedShard as PackedShard
@@ -35,6 +39,7 @@ _HOMES = {
     "delta_dataset": ("DeltaDataset",),
     "iceberg_dataset": ("IcebergDataset",),
     "indexer": ("Indexed", "index_shards"),
+    "mixer": ("Mix", "MixMetrics", "SourceMetrics", "mix"),
     "packer": ("PackedShard", "pack"),
     "runtime.metrics": ("LoaderMetrics", "WorkerMetrics", "between"),
     "batch.output": ("PackedRows", "PaddedRows", "RaggedRows"),

@@ -37,7 +37,7 @@ from strata.data.shared.fetched import FetchedBytes, cache_on_disk
 from strata.errors import InvalidArgument, PlanChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from strata.clock import Clock
     from strata.data.batch.delivery import Deliverer
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from strata.data.batch.vocabulary import Vocabulary
     from strata.data.config import LoaderConfig
     from strata.data.order.order import Order
+    from strata.data.order.steps import EpochSteps
     from strata.data.plan.plan import Plan
     from strata.data.runtime.decoded import Blocks
     from strata.data.runtime.decoder import Decoder
@@ -134,6 +135,11 @@ class Dataset:
         return self._deliverer.policies
 
     @property
+    def decoded_columns(self) -> Collection[str]:
+        """The columns whose values a decoder makes of bytes."""
+        return () if self._decoding is None else self._decoding.decoders.keys()
+
+    @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
         """The vocabularies of all columns that are delivered as codes."""
         return self._deliverer.vocabularies
@@ -179,13 +185,16 @@ class Dataset:
 
     def begin(self) -> Pass:
         """Start a pass: resume from a loaded state, or start this epoch, or the next one if this one is complete."""
-        self._end_pass()
         if self._is_begun:
             is_over = self._cursor.position == self._cursor.num_rows
             self._cursor = self._start_of(self._cursor.epoch + is_over)
             self._is_begun = False
-        cursor, config = self._cursor, self.config
-        steps = self.steps(cursor.position)
+        return self.read(self._cursor, self.steps(self._cursor.position), self._moved)
+
+    def read(self, cursor: Cursor, steps: EpochSteps | BinSteps, on_position: Callable[[int], None]) -> Pass:
+        """Start a pass over these batches of an epoch; `on_position` is called with the position after each batch."""
+        config = self.config
+        self._end_pass()
         pipeline: Blocks | None = None
         if steps.num_batches:
             fetcher = self._fetcher()
@@ -193,7 +202,7 @@ class Dataset:
             part_rows = self._part_rows(cursor.window * cursor.lanes)
             work = Work(
                 plan=self.plan,
-                schedule=self._schedule(steps, block_rows, part_rows),
+                schedule=self._schedule(cursor, steps, block_rows, part_rows),
                 decoders=self._decoders(fetcher),
                 fetcher=fetcher,
                 convert=self._deliverer.convert,
@@ -217,7 +226,7 @@ class Dataset:
             lookout=self._lookout,
             clock=self._clock,
             collate_fn=config.batch.collate_fn,
-            on_position=self._moved,
+            on_position=on_position,
         )
         self._pass = weakref.ref(begun)  # leaving the loop drops the pass, which ends its threads
         if pipeline is not None:
@@ -248,6 +257,13 @@ class Dataset:
             PlanChanged: The dataset has changed since the state was saved; the message names the difference.
             InvalidArgument: It is not the state of a loader.
         """
+        cursor = self.checked(state, on_change=on_change)
+        self._end_pass()
+        self._cursor = cursor
+        self._is_resuming, self._is_begun = True, False
+
+    def checked(self, state: Mapping[str, Any], *, on_change: str) -> Cursor:
+        """Return the position of a state, for this dataset. Raises what `load_state_dict` raises."""
         if on_change not in ("refuse", "accept"):
             raise InvalidArgument(f"on_change={on_change!r} is unknown; use 'refuse' or 'accept'", field="on_change")
         cursor = read_cursor(state)
@@ -270,9 +286,7 @@ class Dataset:
             )
         else:
             cursor = self._with_cuts(cursor)
-        self._end_pass()
-        self._cursor = cursor
-        self._is_resuming, self._is_begun = True, False
+        return cursor
 
     def get_metrics(self) -> LoaderMetrics:
         return self._recorder.snapshot()
@@ -300,14 +314,26 @@ class Dataset:
             under_way.close()
         self._pass = None
 
-    def _start_of(self, epoch: int) -> Cursor:
+    def start_of_mix(self, batch_size: int) -> Cursor:
+        """Return the start of the first epoch for a mix, which takes about this many rows for each batch of a rank."""
+        # No number divides batches that vary in size, and a power of two restricts the number of lanes least.
+        cursor = self._start_of(0, 1 << batch_size.bit_length() - 1)
+        if not cursor.shuffle:
+            return cursor
+        rows = self.config.order.shuffle_buffer_size
+        window = choose_window(num_lanes=cursor.lanes, batch_rows=cursor.lanes, shuffle_buffer_size=rows)
+        return msgspec.structs.replace(cursor, window=window)
+
+    def _start_of(self, epoch: int, batch_size: int | None = None) -> Cursor:
         order, plan = self.config.order, self.plan
+        if batch_size is None:
+            # Bins take rows of all lanes of a track, so any number of lanes will do.
+            batch_size = order.batch_size if order.size is None else math.lcm(*range(1, MAX_LANES_PER_RANK + 1))
         lanes = order.lanes
         if lanes is None:
             lanes = choose_lanes(
                 world_size=self.ranks.world_size,
-                # Bins take rows of all lanes of a track, so any number of lanes will do.
-                batch_size=order.batch_size if order.size is None else math.lcm(*range(1, MAX_LANES_PER_RANK + 1)),
+                batch_size=batch_size,
                 num_row_groups=plan.num_units,
                 shuffle=order.shuffle,
                 max_lanes_per_rank=lanes_that_fit(
@@ -316,7 +342,7 @@ class Dataset:
             )
         # If the user fixed the lanes, the order must not depend on batches and ranks, so the window must not either.
         has_fixed_batches = order.lanes is None and order.size is None
-        batch_rows = order.batch_size * self.ranks.world_size if has_fixed_batches else lanes
+        batch_rows = batch_size * self.ranks.world_size if has_fixed_batches else lanes
         window = choose_window(num_lanes=lanes, batch_rows=batch_rows, shuffle_buffer_size=order.shuffle_buffer_size)
         return Cursor(
             fingerprint=plan.fingerprint,
@@ -409,11 +435,13 @@ class Dataset:
             self._known_bins = (key, Bins.of(pools))
         return self._known_bins[1]
 
-    def _schedule(self, steps: Steps | BinSteps, block_rows: int, part_rows: int) -> Schedule | BinSchedule:
+    def _schedule(
+        self, cursor: Cursor, steps: EpochSteps | BinSteps, block_rows: int, part_rows: int
+    ) -> Schedule | BinSchedule:
         rank = self.ranks.rank
         if isinstance(steps, BinSteps):
             return BinSchedule(steps, rank, block_rows, part_rows=part_rows)
-        order = self._order(self._cursor)
+        order = self._order(cursor)
         return Schedule(order, steps, rank, block_rows, part_rows=part_rows, starts_small=True)
 
     def steps(self, first: int = 0) -> Steps | BinSteps:

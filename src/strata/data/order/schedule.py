@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from strata.data.order.order import Order
-    from strata.data.order.steps import Steps
+    from strata.data.order.steps import EpochSteps
 
     Ints = npt.NDArray[np.int64]
     Rows = npt.NDArray[np.integer[Any]]
@@ -126,7 +126,7 @@ class Schedule:
     """The blocks of one rank in an epoch."""
 
     order: Order
-    steps: Steps
+    steps: EpochSteps
     rank: int
     block_rows: int
     """Approximate maximum rows of a block on this rank; with shuffle, a block also ends with its window."""
@@ -180,8 +180,7 @@ class Schedule:
     def _block(self, outline: Outline, cuts: _Cuts | None) -> Block:
         batch, end = outline.first_batch, outline.first_batch + outline.num_batches
         begin, counts = self._ranges(batch, end)
-        low, high = self.steps.run(end - 1, self.rank)
-        sizes = (self.steps.batch_size,) * (end - batch - 1) + (high - low,)
+        sizes = tuple(np.diff(self.steps.runs(batch, end, self.rank))[:, 0].tolist())
         if self._repeats_rows(batch):
             pieces, index = self._place_rows(*self._delivered_rows(batch, begin, counts), None)
         else:
@@ -242,9 +241,8 @@ class Schedule:
             if self.part_rows is not None and self.shuffle_buffer_rows > max_rows:
                 max_batches = max(1, min(max_rows, self.part_rows) // steps.batch_size)
             window_positions = self.order.window_rows * self.order.num_lanes
-            first_stop = steps.bounds(batch)[1]
-            window_end = -(-first_stop // window_positions) * window_positions
-            count = max(1, (window_end - steps.bounds(batch)[0]) // steps.batch_rows)
+            window_end = -(-steps.bounds(batch)[1] // window_positions) * window_positions
+            count = max(1, steps.num_until(batch, window_end))
             count = -(-count // -(-count // max_batches))
         else:
             count = min(max_batches, max(1, batch)) if self.starts_small else max_batches  # 1, 1, 2, 4, …
@@ -310,13 +308,10 @@ class Schedule:
 
     def _ranges(self, batch: int, end: int) -> tuple[Ints, Ints]:
         """Return the first row and the number of rows that the rank gets of each lane, by batch and lane."""
-        # Only the last batch of an epoch may have a different size.
-        starts = self.steps.bounds(batch)[0] + np.arange(end - batch, dtype=np.int64) * self.steps.batch_rows
+        starts, stops = self.steps.spans(batch, end)
         begin = self.order.lanes.taken(starts)
-        counts = self.order.lanes.taken(np.append(starts[1:], self.steps.bounds(end - 1)[1])) - begin
-        low, high = self.rank * self.steps.batch_size, (self.rank + 1) * self.steps.batch_size
-        runs = np.tile(np.array([[low, high]], dtype=np.int64), (end - batch, 1))
-        runs[-1] = self.steps.run(end - 1, self.rank)
+        counts = self.order.lanes.taken(stops) - begin
+        runs = self.steps.runs(batch, end, self.rank)
         if self._repeats_rows(batch):
             assert end - batch == 1
             return begin, counts

@@ -3,11 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
+
+import numpy as np
 
 from strata.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Ints = npt.NDArray[np.int64]
+
 Tail = Literal["uneven", "pad", "drop"]
+
+
+class PassSteps(Protocol):
+    """The batches that one pass over an epoch delivers: what the iterator of a pass needs to know."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_batches(self) -> int: ...
+
+    @property
+    def dropped_rows(self) -> int: ...
+
+    def bounds(self, batch: int) -> tuple[int, int]: ...
+
+    def repeated_rows(self, batch: int, rank: int) -> int: ...
+
+    def position_after(self, batch: int) -> int: ...
+
+
+class EpochSteps(PassSteps, Protocol):
+    """Batches by rows: what a schedule needs to know as well."""
+
+    @property
+    def batch_size(self) -> int:
+        """The most rows of a batch on one rank; all but the last may have exactly as many."""
+        ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def spans(self, batch: int, end: int) -> tuple[Ints, Ints]: ...
+
+    def run(self, batch: int, rank: int) -> tuple[int, int]: ...
+
+    def runs(self, batch: int, end: int, rank: int) -> Ints: ...
+
+    def num_until(self, batch: int, position: int) -> int: ...
+
+    def padded_rows(self, batch: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +107,16 @@ class Steps:
         is_last = batch == self.num_batches - 1
         return start, self.num_rows if is_last and self.tail != "drop" else start + self.batch_rows
 
+    def spans(self, batch: int, end: int) -> tuple[Ints, Ints]:
+        """Return `bounds` of the batches from `batch` up to, not including, `end`: their starts and their stops."""
+        # Only the last batch of an epoch may have a different size.
+        starts = self.bounds(batch)[0] + np.arange(end - batch, dtype=np.int64) * self.batch_rows
+        return starts, np.append(starts[1:], self.bounds(end - 1)[1])
+
+    def num_until(self, batch: int, position: int) -> int:
+        """Return how many full batches, from this one on, end at this position or before it."""
+        return (position - self.bounds(batch)[0]) // self.batch_rows
+
     def given_rows(self, batch: int) -> int:
         """Return how many rows all ranks together get, including repeated rows."""
         start, stop = self.bounds(batch)
@@ -88,6 +146,12 @@ class Steps:
         start, stop = self.bounds(batch)
         low, high = self.run(batch, rank)
         return high - max(low, min(high, stop - start))
+
+    def runs(self, batch: int, end: int, rank: int) -> Ints:
+        """Return `run` of the batches from `batch` up to, not including, `end`, one row per batch."""
+        runs = np.tile(np.array([rank, rank + 1], dtype=np.int64) * self.batch_size, (end - batch, 1))
+        runs[-1] = self.run(end - 1, rank)
+        return runs
 
     def position_after(self, batch: int) -> int:
         """Return the position to resume at after this batch; after the last batch, the end of the epoch."""

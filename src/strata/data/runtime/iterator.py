@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from strata.clock import Clock
     from strata.data.batch.assembly import Batches
-    from strata.data.order.bins import BinSteps
-    from strata.data.order.steps import Steps
+    from strata.data.order.steps import PassSteps
     from strata.data.runtime.bottleneck import Lookout
     from strata.data.runtime.decoded import Blocks
     from strata.data.runtime.metrics import LoaderRecorder
@@ -37,7 +36,7 @@ class Pass:
     def __init__(
         self,
         pipeline: Blocks | None,
-        steps: Steps | BinSteps,
+        steps: PassSteps,
         *,
         epoch: int,
         rank: int,
