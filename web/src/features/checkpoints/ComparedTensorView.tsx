@@ -21,7 +21,8 @@ function nameOf(item: StoredCheckpoint): string {
 export function ComparedTensorView({ tensor, item, against }: Props) {
   const query = { ...tensor, against_place: against.place.place, against: against.item.id };
   const loaded = useApi(`compared ${Object.values(query).join(" ")}`, (signal) => getComparedHistogram(query, signal));
-  const before = against.place.place === tensor.place ? nameOf(against.item) : `${against.place.label}, ${nameOf(against.item)}`;
+  const isNamed = against.place.place === tensor.place || against.place.label === against.item.id;
+  const before = isNamed ? nameOf(against.item) : `${against.place.label}, ${nameOf(against.item)}`;
   const bars = useMemo(
     () => [
       { label: `before, ${before}`, colour: "--series-2" as const, counts: loaded.data?.old.counts ?? [] },

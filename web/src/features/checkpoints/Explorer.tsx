@@ -87,7 +87,7 @@ export function Explorer({ place, item, against }: Props) {
               <span>
                 Changes since{" "}
                 <strong>
-                  {against.place.place === place ? "" : `${against.place.label}, `}
+                  {against.place.place === place || against.place.label === against.item.id ? "" : `${against.place.label}, `}
                   {against.item.step === null ? against.item.id : `step ${against.item.step}`}
                 </strong>
               </span>
