@@ -71,6 +71,14 @@ class Tab:
         """Return by how much the page is wider than the window."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
 
+    def heap_bytes(self) -> int:
+        """Return what the page's scripts hold, after a garbage collection."""
+        session = self.page.context.new_cdp_session(self.page)
+        session.send("HeapProfiler.collectGarbage")
+        used = int(session.send("Runtime.getHeapUsage")["usedSize"])
+        session.detach()
+        return used
+
     def check(self) -> None:
         unexpected = [each for each in self.problems if not any(re.search(one, each) for one in self.expected)]
         assert not unexpected, unexpected

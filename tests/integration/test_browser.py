@@ -1,7 +1,8 @@
-"""The dashboard's page in a real browser: a killed worker, the explorer, login, themes, a phone, many workers, axe."""
+"""The dashboard's page in a real browser: a killed worker, the explorer, login, themes, a phone, large jobs, axe."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from browser import DESKTOP, PHONE, TIMEOUT_MS, Tab, Theme, browser, tab
 from playwright.sync_api import Browser, expect
 from servers import DEADLINE_S, EAGER_CLIENT, STRATA, until
 
+from strata.bench.contenders.dashboard_load import crowd
 from strata.coordinator.client import CoordinatorClient
 from strata.coordinator.config import CoordinatorConfig, LeaseConfig, Limits, SecurityConfig
 from strata.coordinator.embedded import EmbeddedCoordinator
 from strata.coordinator.extension import HttpOptions
+from strata.coordinator.journal.base import Entry
+from strata.coordinator.journal.open import open_journal
 from strata.coordinator.state.server_figures import SERVER, ServerFigures
 from strata.coordinator.state.time_use import TimeUse
 from strata.dashboard.explorer.part import NoPlaces
@@ -38,8 +42,15 @@ TOKEN = "reader-token-0123456789"
 HOSTILE = "<img src=x onerror=alert(1)>"
 HOSTILE_ID = "javascript:alert"
 """As hostile as an id may be."""
-VIEWS = ("/", "/workers", "/data", "/servers", "/events", "/checkpoints")
+VIEWS = ("/", "/workers", "/data", "/servers", "/goodput", "/recovery", "/events", "/checkpoints")
 SHOWN_WITHIN_S = 1.0
+MANY_EVENTS = 100_000
+MANY_TENSORS = 20_000
+MAX_ROWS = 80
+"""Rows of a virtual list in the document: those in view and a few around them."""
+HEAP_SETTLES_S, HEAP_WATCHED_S = 20.0, 40.0
+MAX_HEAP_GROWTH = 2 << 20
+"""One list of 1,000 workers that is kept per look, every 5 s, would be more."""
 
 TRAIN = """
     import os, sys, time
@@ -64,13 +75,13 @@ TRAIN = """
 
 
 @contextmanager
-def serving(directory: Path, *, tokens: str = "") -> Iterator[EmbeddedCoordinator]:
+def serving(directory: Path, *, tokens: str = "", state: str = "memory") -> Iterator[EmbeddedCoordinator]:
     security = SecurityConfig()
     if tokens:
         (directory / "tokens").write_text(tokens)
         security = SecurityConfig(tokens=str(directory / "tokens"))
     config = CoordinatorConfig(
-        state="memory", lease=CALM, limits=Limits(max_http_requests_per_s=100_000), security=security
+        state=state, lease=CALM, limits=Limits(max_http_requests_per_s=100_000), security=security
     )
     options = HttpOptions(extensions=(Dashboard(parts=[NoPlaces()]),))
     listen = f"unix:{directory}/c.sock"
@@ -199,6 +210,9 @@ def test_the_log_of_a_worker_is_shown_and_a_stop_asks_first(browser: Browser, ru
         expect(page.get_by_label("Log of rank 1").get_by_text("rank 1 starts at step")).to_be_visible()
         opened.shoot("worker-log")
         assert opened.violations() == []
+        page.get_by_role("button", name="Dump stacks").click()
+        expect(page.get_by_label("Log of rank 1").get_by_text("most recent call first")).to_be_visible()
+        opened.shoot("worker-stacks")
         page.get_by_role("button", name="Stop…").click()
         expect(page.get_by_role("dialog", name="Stop job?")).to_be_visible()
         opened.shoot("stop")
@@ -206,6 +220,66 @@ def test_the_log_of_a_worker_is_shown_and_a_stop_asks_first(browser: Browser, ru
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
         assert run.process.poll() is None
+
+
+def test_a_moment_of_a_recovery_leads_to_its_events(browser: Browser, run: Run) -> None:
+    with tab(browser, run.url) as opened:
+        if run.get("/api/recoveries", job="job")["num_recoveries"] == 0:
+            os.kill(run.pid_of(1), signal.SIGKILL)
+        page = opened.open("/recovery", job="job")
+        page.locator(".recovery-moment", has_text="New generation").first.get_by_role("link").click()
+        expect(page.get_by_role("heading", name="Events")).to_be_visible()
+        expect(page.locator('li[aria-current="true"]')).to_be_in_viewport()
+        expect(page.get_by_text("rank-1 left").first).to_be_visible()
+        opened.shoot("moment")
+
+
+def test_a_link_shows_others_the_same_view(browser: Browser, run: Run) -> None:
+    with tab(browser, run.url) as opened, tab(browser, run.url) as other:
+        page = opened.open("/")
+        page.get_by_role("button", name="1h").click()
+        page.get_by_label("Smoothing").select_option("0.9")
+        loss = page.get_by_role("article", name="loss")
+        loss.get_by_role("button", name="log:").click()
+        chart = loss.locator(".u-over")
+        chart.scroll_into_view_if_needed()
+        box = chart.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 20, steps=4)
+        page.mouse.up()
+        page.get_by_role("button", name="Back to live").wait_for()
+
+        other.page.goto(page.url)
+        other.page.get_by_role("button", name="Back to live").wait_for()
+        assert other.page.get_by_label("Smoothing").input_value() == "0.9"
+        log = other.page.get_by_role("article", name="loss").get_by_role("button", name="log:")
+        assert log.get_attribute("aria-pressed") == "true"
+        span = page.locator(".page-tools .num").inner_text()
+        assert other.page.locator(".page-tools .num").inner_text() == span
+        with other.page.expect_download() as download:
+            other.page.get_by_role("article", name="loss").get_by_role("button", name="csv:").click()
+        header, *rows = Path(download.value.path()).read_text().splitlines()
+        assert header == "time,series,unit,min,mean,max"
+        assert rows
+        assert all(row.split(",")[1] == "metric:loss" for row in rows)
+
+
+def test_the_palette_reaches_every_page_from_the_keyboard(browser: Browser, run: Run) -> None:
+    with tab(browser, run.url) as opened:
+        page = opened.open("/")
+        page.keyboard.press("Control+k")
+        expect(page.get_by_role("combobox", name="Search pages, jobs and commands")).to_be_focused()
+        opened.shoot("palette")
+        assert opened.violations() == []
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        for name in ("Workers", "Data", "Goodput", "Recovery", "Events", "Checkpoints"):
+            page.keyboard.press("Control+k")
+            page.keyboard.type(name)
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("heading", name=name, exact=True, level=1)).to_be_visible()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -364,23 +438,79 @@ def test_the_time_of_each_rank_is_shown_and_the_straggler_named(browser: Browser
         assert opened.violations() == []
 
 
-def test_hostile_names_of_tensors_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
-    safetensors.numpy.save_file({HOSTILE: np.ones((2, 2), np.float32)}, tmp_path / "x.safetensors")
-    command = [str(STRATA), "dashboard", str(tmp_path / "x.safetensors"), "--port=0"]
+def test_two_jobs_are_compared_in_one_chart(browser: Browser, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as coordinator,
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+        tab(browser, coordinator.http_address) as opened,
+    ):
+        train(client, "old", ["w0"], loss=0.5)
+        train(client, "new", ["w0"], loss=0.25)
+        page = opened.open("/", job="new")
+        page.get_by_label("Compare with another job").select_option("old")
+        legend = page.get_by_role("article", name="loss").get_by_role("listitem")
+        expect(legend).to_have_text(["new 0.25", "old 0.5"], timeout=TIMEOUT_MS)
+        opened.shoot("compared")
+        assert opened.violations() == []
+        assert page.url.endswith("/?job=new&with=old")
+
+
+@contextmanager
+def opened_alone(browser: Browser, *paths: Path) -> Iterator[Tab]:
+    """Open files with `strata dashboard`."""
+    command = [str(STRATA), "dashboard", *map(str, paths), "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None
             address = next(found[0] for line in server.stdout if (found := re.search(r"http://\S+", line)))
             with tab(browser, address.rstrip("/")) as opened:
                 opened.expected += ["404"]  # how the page finds out that there is no coordinator
-                page = opened.open("/checkpoints")
-                expect(page.get_by_text("<img src=x").first).to_be_visible()
-                page.get_by_text("<img src=x").first.click()
-                expect(page.get_by_text("2 × 2").first).to_be_visible()
-                assert_harmless(opened)
-                opened.shoot("hostile-tensor")
+                yield opened
         finally:
             server.terminate()
+
+
+def test_hostile_names_of_tensors_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    safetensors.numpy.save_file({HOSTILE: np.ones((2, 2), np.float32)}, tmp_path / "x.safetensors")
+    with opened_alone(browser, tmp_path / "x.safetensors") as opened:
+        page = opened.open("/checkpoints")
+        expect(page.get_by_text("<img src=x").first).to_be_visible()
+        page.get_by_text("<img src=x").first.click()
+        expect(page.get_by_text("2 × 2").first).to_be_visible()
+        assert_harmless(opened)
+        opened.shoot("hostile-tensor")
+
+
+def test_the_checkpoints_of_two_places_are_compared(browser: Browser, tmp_path: Path) -> None:
+    paths = [tmp_path / "old.safetensors", tmp_path / "new.safetensors"]
+    for path, value in zip(paths, (1.0, 3.0), strict=True):
+        tensors = {"weight": np.full((2, 2), value, np.float32), "bias": np.ones(2, np.float32)}
+        safetensors.numpy.save_file(tensors, path)
+    with opened_alone(browser, *paths) as opened:
+        page = opened.open("/checkpoints")
+        page.get_by_role("combobox", name="Place", exact=True).select_option(label="new.safetensors")
+        page.get_by_role("combobox", name="Compare with a checkpoint of").select_option(label="old.safetensors")
+        page.get_by_role("combobox", name="Compare with", exact=True).select_option(label="old.safetensors")
+        changes = page.get_by_role("region", name="Changes")
+        expect(changes.get_by_text("1 changed, 1 the same")).to_be_visible()
+        changes.get_by_text("weight").click()
+        expect(changes.get_by_text("Distribution before and after")).to_be_visible()
+        expect(changes.get_by_text("200 %").first).to_be_visible()
+        opened.shoot("two-places")
+        assert opened.violations() == []
+
+
+def test_twenty_thousand_tensors_are_shown_in_a_few_rows_and_found_by_name(browser: Browser, tmp_path: Path) -> None:
+    small = np.ones(2, np.float32)
+    tensors = {f"layer.{number}": small for number in range(MANY_TENSORS)}
+    safetensors.numpy.save_file(tensors, tmp_path / "x.safetensors")
+    with opened_alone(browser, tmp_path / "x.safetensors") as opened:
+        page = opened.open("/checkpoints")
+        expect(page.get_by_role("treeitem").nth(20)).to_be_visible()
+        assert page.get_by_role("treeitem").count() < MAX_ROWS
+        page.get_by_label("Find tensors").fill(f"layer.{MANY_TENSORS - 1}")
+        expect(page.get_by_text(str(MANY_TENSORS - 1)).first).to_be_visible()
+        opened.shoot("many-tensors")
 
 
 def assert_harmless(opened: Tab) -> None:
@@ -410,6 +540,62 @@ def test_a_thousand_workers_are_shown_in_a_few_rows_and_found_by_name(browser: B
 
         assert took_s < 2.0, "the page answers while it loads a thousand workers every second"
         assert opened.violations() == []
+
+
+@pytest.mark.slow  # a minute, to watch it
+def test_the_memory_of_a_tab_stays_flat_while_a_thousand_workers_report(browser: Browser, tmp_path: Path) -> None:
+    with (
+        serving(tmp_path) as coordinator,
+        crowd(coordinator.address, 1_000),
+        tab(browser, coordinator.http_address) as opened,
+    ):
+        page = opened.open("/workers")
+        expect(page.get_by_text("1,000 workers of bench")).to_be_visible()
+        page.wait_for_timeout(HEAP_SETTLES_S * 1e3)
+        before = opened.heap_bytes()
+        page.wait_for_timeout(HEAP_WATCHED_S * 1e3)
+
+        assert opened.heap_bytes() - before < MAX_HEAP_GROWTH
+
+
+@pytest.mark.slow  # writes and replays 100,000 entries
+def test_a_hundred_thousand_events_are_shown_in_a_few_rows_and_reached_by_their_moment(
+    browser: Browser, tmp_path: Path
+) -> None:
+    state = str(tmp_path / "state.db")
+    at_s = write_events(state, tmp_path, MANY_EVENTS)
+    with serving(tmp_path, state=state) as coordinator, tab(browser, coordinator.http_address) as opened:
+        page = opened.open("/events", job="job")
+        expect(page.get_by_text("rank-0 left").first).to_be_visible()
+        assert page.locator(".events-body li").count() < MAX_ROWS
+        opened.shoot("many-events")
+        started_s = time.monotonic()
+        page = opened.open("/events", job="job", time=f"{at_s:.3f}")
+        expect(page.locator('li[aria-current="true"]')).to_be_in_viewport()
+        took_s = time.monotonic() - started_s
+
+        assert page.locator(".events-body li").count() < MAX_ROWS
+        assert took_s < 5.0, "a moment in the middle is found by halving, not by reading everything"
+        assert opened.violations() == []
+
+
+def write_events(state: str, directory: Path, num_events: int) -> float:
+    """Write joins and departures of a worker, one entry per second until now; return the time of the middle one."""
+    with (
+        serving(directory, state=state) as coordinator,
+        CoordinatorClient(coordinator.address, config=EAGER_CLIENT) as client,
+    ):
+        client.register_worker("rank-0", job_id="job").deregister("done")
+    with closing(open_journal(state)) as journal:
+        records = journal.load().records
+        began_s = records[-1].at_s - num_events
+        entries = [
+            Entry(record.job_id, record.kind, began_s + number, record.payload)
+            for number, record in zip(range(num_events), itertools.cycle(records), strict=False)
+        ]
+        for start in range(0, num_events, 10_000):
+            journal.append(entries[start : start + 10_000])
+    return began_s + num_events / 2
 
 
 def test_a_stop_that_is_confirmed_ends_the_run_after_a_checkpoint(browser: Browser, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The page of a run: logs of its workers, stop and scale, and who may order them."""
+"""The page of a run: logs and stacks of its workers, stop and scale, and who may order them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ class Recorded:
             raise ConfigError(f"workers={workers} is outside 1:4; choose a number within it")
         self.orders.append(("scale", workers))
 
+    def dump_stacks(self, rank: int) -> None:
+        if rank > 1:
+            raise ConfigError(f"rank={rank} does not run now, ranks 0, 1 run; choose one that runs")
+        self.orders.append(("stacks", rank))
+
 
 @contextmanager
 def page(directory: Path, run: Recorded | None, *, tokens: str = "") -> Iterator[httpx.Client]:
@@ -78,9 +83,14 @@ def test_orders_reach_the_run_and_a_refusal_names_its_reason(tmp_path: Path) -> 
         assert client.post("/api/run/scale", json={"workers": 3}, headers=CSRF).status_code == 204
         refused = client.post("/api/run/scale", json={"workers": 9}, headers=CSRF)
 
-        assert run.orders == [("stop", True), ("scale", 3)]
-        assert refused.status_code == 422
+        assert client.post("/api/run/stacks", json={"rank": 1}, headers=CSRF).status_code == 204
+        unknown = client.post("/api/run/stacks", json={"rank": 7}, headers=CSRF)
+
+        assert run.orders == [("stop", True), ("scale", 3), ("stacks", 1)]
+        assert refused.status_code == unknown.status_code == 422
         assert "outside 1:4" in refused.json()["error"]["message"]
+        assert unknown.json()["error"]["message"].startswith("rank=7 does not run now")
+        assert unknown.json()["error"]["field"] == "rank"
 
 
 @pytest.mark.parametrize("headers", [{}, {**CSRF, "origin": "http://evil.example"}])
@@ -99,6 +109,7 @@ def test_only_an_admin_may_order(tmp_path: Path) -> None:
         assert client.get("/api/run", headers=reader).json()["may_command"] is False
         assert client.get("/api/run/log", params={"rank": 0}, headers=reader).json()["lines"] == ["a", "b"]
         assert client.post("/api/run/stop", json={}, headers=reader).status_code == 403
+        assert client.post("/api/run/stacks", json={"rank": 0}, headers=reader).status_code == 403
         assert run.orders == []
         assert client.post("/api/run/stop", json={}, headers=admin).status_code == 204
     assert run.orders == [("stop", False)]

@@ -79,6 +79,7 @@ class FakeNode:
         self.launched: list[tuple[int, int]] = []
         """Attempt and rank."""
         self.signalled: asyncio.Queue[int] = asyncio.Queue()
+        self.dumped: asyncio.Queue[int] = asyncio.Queue()
         self.exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
 
     async def free_port(self) -> int:
@@ -96,6 +97,9 @@ class FakeNode:
 
     def send_signal(self, rank: int, number: signal.Signals) -> None:
         self.signalled.put_nowait(rank)
+
+    async def dump_stacks(self, rank: int) -> None:
+        self.dumped.put_nowait(rank)
 
     async def close(self) -> None: ...
 
@@ -206,6 +210,19 @@ def test_workers_with_a_context_that_hear_a_signal_because_the_coordinator_forgo
             for rank in range(2):
                 node.end(rank, 0)
             assert (await run).outcome == "done"
+
+    asyncio.run(scene())
+
+
+def test_the_stacks_of_a_worker_are_dumped_on_its_node_and_a_rank_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        first, second = FakeNode("a"), FakeNode("b")
+        async with running(tmp_path, FakeCoordinator(), Nodes(first, second)) as (agent, _):
+            agent.dump_stacks(1)
+            assert await second.dumped.get() == 1
+            assert first.dumped.empty()
+            with pytest.raises(ConfigError, match="rank=7 does not run now, ranks 0, 1 run; choose one that runs"):
+                agent.dump_stacks(7)
 
     asyncio.run(scene())
 

@@ -27,6 +27,9 @@ class Agent:
             raise ConfigError(f"{workers} workers are not within 1:8")
         self.asked.append(("scale", workers, servers))
 
+    def dump_stacks(self, rank: int) -> None:
+        self.asked.append(("stacks", rank))
+
 
 def with_agent(path: Path, ask: Callable[[], None], agent: Agent | None = None) -> Agent:
     """Ask in a thread, as another program would."""
@@ -48,12 +51,14 @@ def test_an_agent_does_what_it_is_asked(tmp_path: Path) -> None:
         control.ask(str(path), control.Stop(is_now=True))
         control.ask(str(path), control.Scale(3))
         control.ask(str(path), control.Scale(servers=2))
+        control.ask(str(path), control.Stacks(1))
 
     assert with_agent(path, ask).asked == [
         ("stop", "strata stop", False),
         ("stop", "strata stop", True),
         ("scale", 3, None),
         ("scale", None, 2),
+        ("stacks", 1),
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the page of a run can read and order beyond its coordinator: the logs of workers, a stop, another size.
+"""What the page of a run can read and order beyond its coordinator: logs and stacks of workers, a stop, another size.
 
 Orders take the path of `strata stop` and `strata scale`: the control socket of the run's agent, which decides.
 """
@@ -55,6 +55,10 @@ class RunControl(Protocol):
 
     def scale(self, workers: int) -> None: ...
 
+    def dump_stacks(self, rank: int) -> None:
+        """Write the stacks of a worker's threads to its log; it continues."""
+        ...
+
 
 class DirectoryRun:
     """Implements `RunControl` for the run of a directory."""
@@ -95,6 +99,9 @@ class DirectoryRun:
 
     def scale(self, workers: int) -> None:
         control.ask(self._control(), control.Scale(workers))
+
+    def dump_stacks(self, rank: int) -> None:
+        control.ask(self._control(), control.Stacks(rank))
 
     def _control(self) -> str:
         status = self._directory.status

@@ -177,6 +177,17 @@ class Agent:
             self._check_servers(servers)
         self._spawn(self._act(self.supervisor.scale(workers, servers, now_s=self._now_s())))
 
+    def dump_stacks(self, rank: int) -> None:
+        """
+        Raises:
+            ConfigError: There is no such worker now.
+        """
+        running = self.supervisor.running
+        if rank not in running:
+            now = f"ranks {', '.join(map(str, sorted(running)))} run" if running else "no worker runs"
+            raise ConfigError(f"rank={rank} does not run now, {now}; choose one that runs", field="rank")
+        self._spawn(self._act([DumpStacks(self.supervisor.attempt, (rank,))]))
+
     def _check_servers(self, servers: int) -> None:
         problem = ""
         if self._spec.engine == "ray":

@@ -1,5 +1,5 @@
-"""Requests to a running agent, to stop, to scale, or for a trial of a study: by signals, or as one JSON line each way
-over a Unix socket.
+"""Requests to a running agent, to stop, to scale, for the stacks of a worker, or for a trial of a study: by signals, or
+as one JSON line each way over a Unix socket.
 
 The socket is in a directory that only the agent's user can enter.
 """
@@ -39,6 +39,13 @@ class Scale(msgspec.Struct, frozen=True, tag="scale", tag_field="do", forbid_unk
     servers: int | None = None
 
 
+class Stacks(msgspec.Struct, frozen=True, tag="stacks", tag_field="do", forbid_unknown_fields=True):
+    """Write the stacks of a worker's threads to its log; the worker continues."""
+
+    rank: int
+    """The rank that the launcher gave it."""
+
+
 TrialOrder = Literal["stop", "requeue"]
 
 
@@ -54,7 +61,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str = ""
 
 
-Request = Stop | Scale | OrderTrial
+Request = Stop | Scale | Stacks | OrderTrial
 
 
 class Controlled(Protocol):
@@ -65,6 +72,8 @@ class Controlled(Protocol):
         ...
 
     def scale(self, workers: int | None, servers: int | None = None) -> None: ...
+
+    def dump_stacks(self, rank: int) -> None: ...
 
 
 @runtime_checkable
@@ -99,6 +108,8 @@ def _carry_out(agent: Controlled, line: bytes) -> Answer:
                 agent.stop("strata stop", is_now=is_now)
             case Scale(workers, servers):
                 agent.scale(workers, servers)
+            case Stacks(rank):
+                agent.dump_stacks(rank)
             case OrderTrial(trial, order, reason):
                 if not isinstance(agent, HasTrials):
                     raise ConfigError("a run has no trials; only studies do")

@@ -123,6 +123,15 @@ class NodeAgent:
             )
         self._role.scale(workers, servers)
 
+    def dump_stacks(self, rank: int) -> None:
+        """
+        Raises:
+            ConfigError: There is no such worker now, or this node does not lead.
+        """
+        if self._role is None:
+            raise ConfigError("this node is joining or leaving the run; ask for stacks again in a moment", field="rank")
+        self._role.dump_stacks(rank)
+
     def _check_timeouts(self, group: AgentGroup) -> None:
         """Check that a lost machine is noticed before its workers count as hung."""
         limit_s = self._spec.step_timeout_s
@@ -345,6 +354,9 @@ class Follower:
         raise ConfigError(
             f"node {self._leader.name} leads this run; ask for {_asked(workers, servers)} there", field="workers"
         )
+
+    def dump_stacks(self, rank: int) -> None:  # noqa: ARG002 - as an agent has it
+        raise ConfigError(f"node {self._leader.name} leads this run; ask for stacks there", field="rank")
 
     # -- orders ----------------------------------------------------------------------------------------------------
 

@@ -136,6 +136,13 @@ class Engine:
             field="workers",
         )
 
+    def dump_stacks(self, rank: int) -> None:  # noqa: ARG002 - as an agent has it
+        """
+        Raises:
+            ConfigError: Ranks are those of its trials.
+        """
+        raise ConfigError("the ranks of a study are those of its trials; find the worker's process in the trial's log")
+
     def order_trial(self, trial: int, order: control.TrialOrder, reason: str) -> None:
         """Stop a trial, or let it start again; see `Driver.order`.
 

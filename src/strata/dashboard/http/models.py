@@ -161,6 +161,10 @@ class ScaleRequest(Model):
     workers: int = Field(ge=1, le=1 << 20)
 
 
+class StacksRequest(Model):
+    rank: int = Field(ge=0, le=1 << 20, description="The rank that the launcher gave the worker.")
+
+
 # -- live --------------------------------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,11 @@ def add_run(doors: Doors, run: RunControl | None) -> None:
         """Change the number of workers: they save, and continue with another world size."""
         await _order(known().scale, workers=body.workers)
 
+    @doors.guarded.post("/api/run/stacks", dependencies=[Depends(admin)], status_code=204)
+    async def stacks(body: Annotated[m.StacksRequest, Body()]) -> None:
+        """Write the stacks of a worker's threads to its log; the worker continues."""
+        await _order(known().dump_stacks, rank=body.rank)
+
 
 async def _order(send: object, **arguments: object) -> None:
     assert callable(send)

@@ -3,13 +3,14 @@ import type { ComparedTensor } from "@/shared/api/types";
 import { count, percent } from "@/shared/format/numbers";
 import { Empty, Failure, Loading } from "@/shared/ui/Notice";
 import { FlatList } from "./FlatList";
+import type { Against } from "./Explorer";
 import { ScanNote } from "./ScanNote";
 import { useScan } from "./useScan";
 
 interface Props {
   place: string;
   id: string;
-  against: string;
+  against: Against;
   search: string;
   chosen: string;
   onChoose: (name: string) => void;
@@ -23,8 +24,9 @@ export function changeWords({ change }: ComparedTensor): string {
 
 /** The tensors that differ between two checkpoints, the largest relative change first. */
 export function ChangeList({ place, id, against, search, chosen, onChoose }: Props) {
-  const key = [place, id, against, search].join("\n");
-  const { data, error } = useScan(key, (signal) => getComparison({ place, id, against, search, offset: 0 }, signal));
+  const key = [place, id, against.place.place, against.item.id, search].join("\n");
+  const query = { place, id, against_place: against.place.place, against: against.item.id, search, offset: 0 };
+  const { data, error } = useScan(key, (signal) => getComparison(query, signal));
   if (error !== undefined) return <Failure error={error} />;
   if (data === undefined) return <Loading rows={8} label="Comparing" />;
   const largest = Math.max(...data.items.map((item) => item.change.relative_l2 ?? 0), 1e-12);

@@ -61,6 +61,14 @@ function Checkpoints({ place, places }: { place: Place; places: Place[] }) {
   const items = useMemo(() => page.data?.items ?? [], [page.data]);
   const chosen = items.find((each) => each.id === get("id")) ?? items[0];
   const against = get("against");
+  const otherPlace = places.find((each) => each.place === get("against_place") && each !== place);
+  const otherPage = useApi(
+    `checkpoints ${otherPlace?.place ?? ""}`,
+    (signal) => getStoredCheckpoints(otherPlace?.place ?? "", signal),
+    { everyS: EVERY_S, enabled: otherPlace !== undefined },
+  );
+  const offered = otherPlace === undefined ? items.filter((each) => each !== chosen) : (otherPage.data?.items ?? []);
+  const other = offered.find((each) => each.id === against);
   const problems = Object.entries(page.data?.problems ?? {});
   const commands = useMemo<PaletteCommand[]>(
     () =>
@@ -92,12 +100,13 @@ function Checkpoints({ place, places }: { place: Place; places: Place[] }) {
             value={place.place}
             options={places.map((each) => ({ value: each.place, label: each.label }))}
             onChange={(value) => {
-              set({ place: value, id: null, name: null, against: null }, { push: true });
+              set({ place: value, id: null, name: null, against: null, against_place: null }, { push: true });
             }}
           />
         )}
       </div>
       {page.error !== undefined && <Failure error={page.error} onRetry={page.reload} />}
+      {otherPage.error !== undefined && <Failure error={otherPage.error} onRetry={otherPage.reload} />}
       {page.data === undefined && page.error === undefined && <Loading rows={5} label="Loading the checkpoints" />}
       {page.data !== undefined && items.length === 0 && (
         <div className="panel">
@@ -120,9 +129,9 @@ function Checkpoints({ place, places }: { place: Place; places: Place[] }) {
             <Timeline
               items={items}
               chosen={chosen.id}
-              against={against}
+              against={otherPlace === undefined ? against : ""}
               onChoose={(id, isSecond) => {
-                if (isSecond) set({ against: id === chosen.id ? null : id }, { push: true });
+                if (isSecond) set({ against: id === chosen.id ? null : id, against_place: null }, { push: true });
                 else set({ id }, { push: true });
               }}
             />
@@ -140,8 +149,18 @@ function Checkpoints({ place, places }: { place: Place; places: Place[] }) {
             )}
           </Panel>
           {jobId !== "" && place.label === jobId && <LineagePanel job={jobId} stored={items} />}
-          <Details key={`details ${chosen.id}`} place={place.place} item={chosen} items={items} />
-          <Explorer place={place.place} item={chosen} items={items} />
+          <Details
+            key={`details ${chosen.id}`}
+            place={place.place}
+            item={chosen}
+            {...{ places, offered }}
+            offeredFrom={otherPlace ?? place}
+          />
+          <Explorer
+            place={place.place}
+            item={chosen}
+            against={other === undefined ? undefined : { place: otherPlace ?? place, item: other }}
+          />
         </>
       )}
     </div>

@@ -4,12 +4,13 @@ import type { StoredCheckpoint, TensorRef } from "@/shared/api/types";
 import { useApi } from "@/shared/api/useApi";
 import { count, number, percent } from "@/shared/format/numbers";
 import { Failure, Loading } from "@/shared/ui/Notice";
+import type { Against } from "./Explorer";
 import { Histogram } from "./Histogram";
 
 interface Props {
   tensor: TensorRef;
   item: StoredCheckpoint;
-  against: StoredCheckpoint;
+  against: Against;
 }
 
 function nameOf(item: StoredCheckpoint): string {
@@ -18,15 +19,16 @@ function nameOf(item: StoredCheckpoint): string {
 
 /** One tensor in two checkpoints: how far it moved, and its distribution before and after. */
 export function ComparedTensorView({ tensor, item, against }: Props) {
-  const loaded = useApi(`compared ${Object.values(tensor).join(" ")} ${against.id}`, (signal) =>
-    getComparedHistogram({ ...tensor, against: against.id }, signal),
-  );
+  const query = { ...tensor, against_place: against.place.place, against: against.item.id };
+  const loaded = useApi(`compared ${Object.values(query).join(" ")}`, (signal) => getComparedHistogram(query, signal));
+  const isNamed = against.place.place === tensor.place || against.place.label === against.item.id;
+  const before = isNamed ? nameOf(against.item) : `${against.place.label}, ${nameOf(against.item)}`;
   const bars = useMemo(
     () => [
-      { label: `before, ${nameOf(against)}`, colour: "--series-2" as const, counts: loaded.data?.old.counts ?? [] },
+      { label: `before, ${before}`, colour: "--series-2" as const, counts: loaded.data?.old.counts ?? [] },
       { label: `after, ${nameOf(item)}`, colour: "--series-1" as const, counts: loaded.data?.new.counts ?? [] },
     ],
-    [against, item, loaded.data],
+    [before, item, loaded.data],
   );
   const change = loaded.data?.change;
   return (
@@ -34,7 +36,7 @@ export function ComparedTensorView({ tensor, item, against }: Props) {
       <header>
         <h2 className="mono">{tensor.name}</h2>
         <p className="muted">
-          {nameOf(against)} → {nameOf(item)}
+          {before} → {nameOf(item)}
         </p>
       </header>
       {loaded.error !== undefined && <Failure error={loaded.error} onRetry={loaded.reload} />}

@@ -3,7 +3,7 @@ import { ApiError } from "@/shared/api/client";
 import { exportAddress } from "@/shared/api/exportAddress";
 import { getTask } from "@/shared/api/getTask";
 import { postVerify } from "@/shared/api/postVerify";
-import type { StoredCheckpoint, VerifyTask } from "@/shared/api/types";
+import type { Place, StoredCheckpoint, VerifyTask } from "@/shared/api/types";
 import { bytes, count, duration, percent } from "@/shared/format/numbers";
 import { moment } from "@/shared/format/times";
 import { Button } from "@/shared/ui/Button";
@@ -16,7 +16,10 @@ import { useQuery } from "@/shared/url/useQuery";
 interface Props {
   place: string;
   item: StoredCheckpoint;
-  items: readonly StoredCheckpoint[];
+  places: readonly Place[];
+  /** The place whose checkpoints are offered for a comparison. */
+  offeredFrom: Place;
+  offered: readonly StoredCheckpoint[];
 }
 
 const POLL_MS = 500;
@@ -28,7 +31,7 @@ export function labelOf(item: StoredCheckpoint): string {
 }
 
 /** What is known of a checkpoint without reading its tensors, and what can be done with it. */
-export function Details({ place, item, items }: Props) {
+export function Details({ place, item, places, offeredFrom, offered }: Props) {
   const { get, set } = useQuery();
   const now = useNow(5);
   const facts: [string, string][] = [
@@ -54,15 +57,25 @@ export function Details({ place, item, items }: Props) {
       detail={item.step === null ? undefined : <code>{item.id}</code>}
       actions={
         <>
+          {places.length > 1 && (
+            <Select
+              label="Compare with a checkpoint of"
+              value={offeredFrom.place}
+              options={places.map((each) => ({
+                value: each.place,
+                label: each.place === place ? "this place" : each.label,
+              }))}
+              onChange={(chosen) => {
+                set({ against_place: chosen === place ? null : chosen, against: null });
+              }}
+            />
+          )}
           <Select
             label="Compare with"
             value={get("against")}
             options={[
               { value: "", label: "Compare with…" },
-              ...items
-                .filter((each) => each.id !== item.id)
-                .slice(0, MAX_OFFERED)
-                .map((each) => ({ value: each.id, label: labelOf(each) })),
+              ...offered.slice(0, MAX_OFFERED).map((each) => ({ value: each.id, label: labelOf(each) })),
             ]}
             onChange={(against) => {
               set({ against }, { push: true });

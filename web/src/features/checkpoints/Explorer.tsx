@@ -1,4 +1,4 @@
-import type { StoredCheckpoint } from "@/shared/api/types";
+import type { Place, StoredCheckpoint } from "@/shared/api/types";
 import { Button } from "@/shared/ui/Button";
 import { Select } from "@/shared/ui/Choice";
 import { Empty } from "@/shared/ui/Notice";
@@ -10,10 +10,16 @@ import { TensorList } from "./TensorList";
 import { TensorView } from "./TensorView";
 import { Tree } from "./Tree";
 
+/** The older side of a comparison, perhaps of another run. */
+export interface Against {
+  place: Place;
+  item: StoredCheckpoint;
+}
+
 interface Props {
   place: string;
   item: StoredCheckpoint;
-  items: readonly StoredCheckpoint[];
+  against: Against | undefined;
 }
 
 const PROPERTIES = [
@@ -35,13 +41,12 @@ const SORTS = [
 ];
 
 /** Tensors on the left as a tree, a list or ranked changes; the chosen one on the right. */
-export function Explorer({ place, item, items }: Props) {
+export function Explorer({ place, item, against }: Props) {
   const { get, set } = useQuery();
   const search = get("search");
   const property = get("property");
   const sort = get("sort");
   const name = get("name");
-  const against = items.find((each) => each.id === get("against") && each.id !== item.id);
   const isFlat = search !== "" || property !== "" || sort !== "";
   const choose = (chosen: string): void => {
     set({ name: chosen });
@@ -80,21 +85,25 @@ export function Explorer({ place, item, items }: Props) {
           ) : (
             <div className="explorer-against">
               <span>
-                Changes since <strong>{against.step === null ? against.id : `step ${against.step}`}</strong>
+                Changes since{" "}
+                <strong>
+                  {against.place.place === place || against.place.label === against.item.id ? "" : `${against.place.label}, `}
+                  {against.item.step === null ? against.item.id : `step ${against.item.step}`}
+                </strong>
               </span>
               <Button
                 look="quiet"
                 icon="close"
                 aria-label="Stop comparing"
                 onClick={() => {
-                  set({ against: null });
+                  set({ against: null, against_place: null });
                 }}
               />
             </div>
           )}
         </div>
         {against !== undefined ? (
-          <ChangeList {...{ place, search, chosen: name }} id={item.id} against={against.id} onChoose={choose} />
+          <ChangeList {...{ place, search, against, chosen: name }} id={item.id} onChoose={choose} />
         ) : isFlat ? (
           <TensorList {...{ place, search, property, sort, chosen: name }} id={item.id} onChoose={choose} />
         ) : (
@@ -110,7 +119,7 @@ export function Explorer({ place, item, items }: Props) {
           <TensorView key={`${item.id} ${name}`} tensor={{ place, id: item.id, name }} />
         ) : (
           <ComparedTensorView
-            key={`${item.id} ${against.id} ${name}`}
+            key={`${item.id} ${against.place.place} ${against.item.id} ${name}`}
             tensor={{ place, id: item.id, name }}
             against={against}
             item={item}

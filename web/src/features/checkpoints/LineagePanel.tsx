@@ -3,9 +3,10 @@ import type { StoredCheckpoint } from "@/shared/api/types";
 import { useApi } from "@/shared/api/useApi";
 import { bytes, count, DASH, duration, plural } from "@/shared/format/numbers";
 import { moment } from "@/shared/format/times";
+import { MomentLink } from "@/shared/ui/MomentLink";
 import { Failure } from "@/shared/ui/Notice";
 import { Panel } from "@/shared/ui/Panel";
-import { resumedBy, rows } from "./descent";
+import { rows } from "./descent";
 
 const EVERY_S = 10;
 
@@ -24,6 +25,7 @@ export function LineagePanel({ job, stored }: Props) {
   const shown = items.length < total ? `newest ${count(items.length)} of ${count(total)}` : plural(total, "commit");
   const lines = rows(items, stored);
   const hasTimes = lines.some((each) => typeof each.stored?.duration_s === "number");
+  const hasStalls = lines.some((each) => typeof each.stored?.stall_s === "number");
   const hasParents = lines.some((each) => (each.stored?.parent ?? "") !== "");
   return (
     <Panel
@@ -46,6 +48,7 @@ export function LineagePanel({ job, stored }: Props) {
               <th scope="col">Type</th>
               <th scope="col" className="right">Size</th>
               {hasTimes && <th scope="col" className="right">Save took</th>}
+              {hasStalls && <th scope="col" className="right">Blocked</th>}
               <th scope="col">Committed</th>
               <th scope="col">Made by</th>
               <th scope="col">Resumed by</th>
@@ -60,9 +63,20 @@ export function LineagePanel({ job, stored }: Props) {
                 <td>{line.type.toLowerCase().replace("_", " ")}</td>
                 <td className="right num">{bytes(line.size_bytes)}</td>
                 {hasTimes && <td className="right num">{duration(manifest?.duration_s)}</td>}
-                <td className="num">{moment(line.committed_at_s)}</td>
+                {hasStalls && <td className="right num">{duration(manifest?.stall_s)}</td>}
+                <td className="num">
+                  <MomentLink atS={line.committed_at_s}>{moment(line.committed_at_s)}</MomentLink>
+                </td>
                 <td>{line.attempt === null ? DASH : `attempt ${count(line.attempt)}`}</td>
-                <td>{resumedBy(line) || DASH}</td>
+                <td>
+                  {line.resumed_by.length === 0 && DASH}
+                  {line.resumed_by.map(({ attempt, at_s }, index) => (
+                    <span key={attempt}>
+                      {index > 0 && ", "}
+                      <MomentLink atS={at_s}>attempt {count(attempt)}</MomentLink>
+                    </span>
+                  ))}
+                </td>
                 {hasParents && (
                   <td className="mono">{manifest === undefined || manifest.parent === "" ? DASH : manifest.parent}</td>
                 )}

@@ -2,7 +2,7 @@ import { useVirtualizer } from "@tanstack/react-virtual";
 import { useEffect, useMemo, useRef } from "react";
 import type { EventLine } from "@/shared/api/types";
 import { count, duration } from "@/shared/format/numbers";
-import { clock, day } from "@/shared/format/times";
+import { clock, day, moment } from "@/shared/format/times";
 import { KINDS, kindOf } from "@/shared/journal/kinds";
 import { useNewest } from "@/shared/journal/useNewest";
 import { useJob } from "@/shared/live/useJob";
@@ -24,10 +24,12 @@ export default function EventsPage() {
   const { jobId } = useJob();
   const kind = get("kind");
   const worker = get("worker");
-  const at = /^\d+$/.test(get("at")) ? Number(get("at")) : undefined;
+  const seq = /^\d+$/.test(get("at")) ? Number(get("at")) : undefined;
+  const atS = /^\d+(\.\d+)?$/.test(get("time")) ? Number(get("time")) : undefined;
+  const isMoment = seq !== undefined || atS !== undefined;
   const job = get("all") === "true" ? "" : jobId;
   const filter = useMemo(() => ({ job, kind, worker }), [job, kind, worker]);
-  const newest = useNewest(filter, PAGE_SIZE, at);
+  const newest = useNewest(filter, PAGE_SIZE, { seq, atS });
   const { events, isLoading, error, reload } = newest;
   const isFiltered = kind !== "" || worker !== "";
 
@@ -37,17 +39,17 @@ export default function EventsPage() {
         <div>
           <h1>Events</h1>
           <p className="lead">
-            {at === undefined
+            {!isMoment
               ? `What happened to ${job === "" ? "all jobs" : job}, and why. Newest first.`
-              : `Around event ${count(at)}. New events are not added while you look at a moment.`}
+              : `Around ${seq === undefined ? moment(atS ?? 0) : `event ${count(seq)}`}. New events are not added while you look at a moment.`}
           </p>
         </div>
         <div className="page-tools">
-          {at !== undefined && (
+          {isMoment && (
             <Button
               icon="close"
               onClick={() => {
-                set({ at: null });
+                set({ at: null, time: null });
               }}
             >
               Back to the newest
@@ -86,10 +88,10 @@ export default function EventsPage() {
       <section className="panel" aria-label="Events">
         {events.length > 0 && (
           <Story
-            {...{ newest, at }}
+            newest={newest}
             showJob={job === ""}
-            onChoose={(seq) => {
-              set({ at: seq.toString() }, { push: true });
+            onChoose={(chosen) => {
+              set({ at: chosen.toString(), time: null }, { push: true });
             }}
           />
         )}
@@ -118,14 +120,13 @@ export default function EventsPage() {
 
 interface StoryProps {
   newest: ReturnType<typeof useNewest>;
-  at: number | undefined;
   showJob: boolean;
   onChoose: (seq: number) => void;
 }
 
 /** The events as rows; only those in view are in the document. */
-function Story({ newest, at, showJob, onChoose }: StoryProps) {
-  const { events, hasOlder, isLoading, loadOlder } = newest;
+function Story({ newest, showJob, onChoose }: StoryProps) {
+  const { events, at, hasOlder, isLoading, loadOlder } = newest;
   const scroll = useRef<HTMLDivElement>(null);
   const rows = useVirtualizer({
     count: events.length,
@@ -140,14 +141,14 @@ function Story({ newest, at, showJob, onChoose }: StoryProps) {
     if (hasOlder && !isLoading && lastShown > events.length - AHEAD) loadOlder();
   }, [hasOlder, isLoading, lastShown, events.length, loadOlder]);
 
+  // A filter may hide the entry itself; the one before it is then the moment.
+  const current = at === undefined ? -1 : events.findIndex((event) => event.seq <= at);
   const hasJumped = useRef<number>(undefined);
   useEffect(() => {
-    if (at === undefined || hasJumped.current === at) return;
-    const index = events.findIndex((event) => event.seq <= at);
-    if (index < 0) return;
+    if (current < 0 || hasJumped.current === at) return;
     hasJumped.current = at;
-    rows.scrollToIndex(index, { align: "center" });
-  }, [at, events, rows]);
+    rows.scrollToIndex(current, { align: "center" });
+  }, [at, current, rows]);
 
   return (
     // eslint-disable-next-line jsx-a11y/no-noninteractive-tabindex -- a region that scrolls must be reachable
@@ -161,7 +162,7 @@ function Story({ newest, at, showJob, onChoose }: StoryProps) {
               key={event.seq}
               ref={rows.measureElement}
               data-index={item.index}
-              aria-current={event.seq === at ? "true" : undefined}
+              aria-current={item.index === current ? "true" : undefined}
               style={{ transform: `translateY(${item.start}px)` }}
             >
               <Row event={event} older={events[item.index + 1]} {...{ showJob, onChoose }} />

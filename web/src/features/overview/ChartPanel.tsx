@@ -9,16 +9,32 @@ import { clock } from "@/shared/format/times";
 import { Button } from "@/shared/ui/Button";
 import { download, fileName } from "@/shared/ui/download";
 import type { Group } from "./groups";
+import type { Compared } from "./useCompared";
 
 interface Props {
   job: string;
   group: Group;
   shown: Shown;
+  compared: readonly Compared[];
   range: Range;
   smoothing: number;
   isLog: boolean;
   onZoom: (range: Range) => void;
   onToggleLog: (key: string) => void;
+}
+
+interface Line {
+  label: string;
+  series: Series;
+  /** Seconds by which it was moved, so that runs begin together. */
+  shiftS: number;
+}
+
+/** Returns a line as it was measured, under a name that is unique in its file. */
+function exported({ label, series, shiftS }: Line, index: number): Series {
+  if (index === 0) return series;
+  const name = shiftS === 0 && label === titleOf(series.name) ? series.name : `${label} ${series.name}`;
+  return { ...series, name, t: series.t.map((t) => t - shiftS) };
 }
 
 function lastOf(series: Series | undefined): { mean: number; min: number; max: number } | undefined {
@@ -28,7 +44,7 @@ function lastOf(series: Series | undefined): { mean: number; min: number; max: n
 }
 
 /** A chart with its newest value, scale and export. It is drawn once it has been scrolled into view. */
-export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom, onToggleLog }: Props) {
+export function ChartPanel({ job, group, shown, compared, range, smoothing, isLog, onZoom, onToggleLog }: Props) {
   const host = useRef<HTMLElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [isSeen, setSeen] = useState(false);
@@ -47,12 +63,23 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
     };
   }, []);
 
-  const series = group.names.flatMap((name) => shown.series.get(name) ?? []);
+  const own: Line[] = group.names.flatMap((name) => {
+    const found = shown.series.get(name);
+    return found === undefined ? [] : [{ label: compared.length > 0 ? job : titleOf(name), series: found, shiftS: 0 }];
+  });
+  const others: Line[] = compared.flatMap((other) =>
+    group.names.flatMap((name) => {
+      const found = other.shown.series.get(name);
+      return found === undefined ? [] : [{ label: other.job, series: found, shiftS: other.shiftS }];
+    }),
+  );
+  const lines = [...own, ...others];
+  const series = lines.map((each) => each.series);
   const first = series[0];
   const last = lastOf(first);
   const isEmpty = series.every((each) => each.t.length === 0);
-  const words = series
-    .map((each) => `${titleOf(each.name)} ${withUnit(lastOf(each)?.mean, each.unit)}`)
+  const words = lines
+    .map((each) => `${each.label} ${withUnit(lastOf(each.series)?.mean, each.series.unit)}`)
     .join(", ");
   return (
     <article className="chart-panel" ref={host} aria-label={group.title}>
@@ -84,7 +111,7 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
             disabled={isEmpty}
             onClick={() => {
               if (plot.current !== null) {
-                downloadPng(plot.current, group.title, `${job} ${clock(range.from)} – ${clock(range.to)}`);
+                downloadPng(plot.current, group.title, `${[job, ...compared.map((each) => each.job)].join(", ")} ${clock(range.from)} – ${clock(range.to)}`);
               }
             }}
           >
@@ -97,7 +124,7 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
             title="Download as CSV"
             disabled={isEmpty}
             onClick={() => {
-              download(new Blob([csv(series)], { type: "text/csv" }), `${fileName("strata", job, group.title)}.csv`);
+              download(new Blob([csv(lines.map(exported))], { type: "text/csv" }), `${fileName("strata", job, group.title)}.csv`);
             }}
           >
             csv
@@ -105,12 +132,13 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
         </div>
       </header>
       <div className="chart-now">
-        {series.length > 1 ? (
+        {lines.length > 1 ? (
           <ul className="chart-legend">
-            {series.map((each, index) => (
-              <li key={each.name}>
+            {lines.map((each, index) => (
+              <li key={each.label}>
                 <span className="dot" style={{ background: `var(--series-${index + 1})` }} aria-hidden="true" />
-                {titleOf(each.name)} <strong className="num">{withUnit(lastOf(each)?.mean, each.unit)}</strong>
+                {each.label}{" "}
+                <strong className="num">{withUnit(lastOf(each.series)?.mean, each.series.unit)}</strong>
               </li>
             ))}
           </ul>
@@ -131,8 +159,8 @@ export function ChartPanel({ job, group, shown, range, smoothing, isLog, onZoom,
         <TimeChart
           label={`${group.title} over time. Now: ${words}.`}
           series={series}
-          names={group.names}
-          version={shown.version}
+          names={lines.map((each) => each.label)}
+          version={compared.reduce((sum, each) => sum + each.shown.version, shown.version)}
           syncKey="overview"
           {...{ range, isLog, smoothing, onZoom }}
           onReady={(ready) => {

@@ -10,10 +10,12 @@ import { Button } from "@/shared/ui/Button";
 import { Choice, Select } from "@/shared/ui/Choice";
 import { type Command, useCommands } from "@/shared/ui/commands";
 import { download, fileName } from "@/shared/ui/download";
+import { MomentLink } from "@/shared/ui/MomentLink";
 import { Empty, Failure, Loading } from "@/shared/ui/Notice";
 import { useQuery } from "@/shared/url/useQuery";
 import { ChartPanel } from "./ChartPanel";
 import { COORDINATOR, groups } from "./groups";
+import { comparedIn, MAX_COMPARED, useCompared } from "./useCompared";
 
 const WINDOWS = { "5m": 300, "1h": 3_600, "12h": 43_200, "7d": 604_800 } as const;
 type Window = keyof typeof WINDOWS;
@@ -22,6 +24,7 @@ const SMOOTHING = ["0", "0.6", "0.9", "0.97"] as const;
 const NAMES_EVERY_S = 15;
 /** The shortest time axis, so that the first seconds of a run do not fill the chart. */
 const LEAST_S = 60;
+const NONE: readonly never[] = [];
 const COORDINATOR_NAMES = COORDINATOR.flatMap((group) => group.names);
 
 function parse(text: string): number | undefined {
@@ -45,6 +48,9 @@ export function Charts({ job }: { job: string }) {
   const jobGroups = useMemo(() => groups((names.data?.items ?? []).map((each) => each.name), titleOf), [names.data]);
   const jobNames = useMemo(() => jobGroups.flatMap((group) => group.names), [jobGroups]);
   const ofJob = useSeries({ job, names: jobNames, windowS, ...zoom });
+  const chosen = useMemo(() => comparedIn(get("with"), job), [get, job]);
+  const compared = useCompared(names.data?.items ?? [], chosen, { names: jobNames, windowS, ...zoom });
+  const offered = useLive((state) => state.jobs).filter(({ job_id }) => job_id !== job && !chosen.includes(job_id));
   const ofCoordinator = useSeries({ job: "", names: COORDINATOR_NAMES, windowS, ...zoom });
 
   const first = Math.min(...[...ofJob.series.values(), ...ofCoordinator.series.values()].map((each) => each.t[0] ?? atS));
@@ -85,11 +91,25 @@ export function Charts({ job }: { job: string }) {
       <div className="page-head">
         <h2 id="charts-title">Charts</h2>
         <div className="page-tools">
+          {offered.length > 0 && chosen.length < MAX_COMPARED && (
+            <Select
+              label="Compare with another job"
+              value=""
+              options={[
+                { value: "", label: "Compare with…" },
+                ...offered.map(({ job_id }) => ({ value: job_id, label: job_id })),
+              ]}
+              onChange={(other) => {
+                set({ with: [...chosen, other].join(",") });
+              }}
+            />
+          )}
           {isZoomed ? (
             <>
               <span className="muted num">
                 {clock(from)} – {clock(to)}
               </span>
+              <MomentLink atS={to}>Events</MomentLink>
               <Button
                 icon="zoomOut"
                 onClick={() => {
@@ -122,6 +142,23 @@ export function Charts({ job }: { job: string }) {
           </Button>
         </div>
       </div>
+      {chosen.length > 0 && (
+        <p className="compared muted">
+          Compared from their first values on with
+          {chosen.map((other) => (
+            <Button
+              key={other}
+              icon="close"
+              aria-label={`${other}: stop comparing`}
+              onClick={() => {
+                set({ with: chosen.filter((each) => each !== other).join(",") });
+              }}
+            >
+              {other}
+            </Button>
+          ))}
+        </p>
+      )}
       {error !== undefined && <Failure error={error} onRetry={names.reload} />}
       {names.isLoading && names.data === undefined && <Loading rows={4} label="Loading the charts" />}
       {names.data !== undefined && jobGroups.length === 0 && (
@@ -136,14 +173,14 @@ export function Charts({ job }: { job: string }) {
         {jobGroups.map((group) => (
           <ChartPanel
             key={`${job} ${group.key}`}
-            {...{ job, group, range, onZoom, shown: ofJob, smoothing: Number(smoothing), isLog: logs.has(group.key) }}
+            {...{ job, group, range, onZoom, shown: ofJob, compared, smoothing: Number(smoothing), isLog: logs.has(group.key) }}
             onToggleLog={toggleLog}
           />
         ))}
         {COORDINATOR.map((group) => (
           <ChartPanel
             key={group.key}
-            {...{ job: "", group, range, onZoom, shown: ofCoordinator, smoothing: Number(smoothing) }}
+            {...{ job: "", group, range, onZoom, shown: ofCoordinator, compared: NONE, smoothing: Number(smoothing) }}
             isLog={logs.has(group.key)}
             onToggleLog={toggleLog}
           />

@@ -35,6 +35,8 @@ test("the moments of a failure stand in the order in which they happened", async
   expect(screen.getByText("Not seen: checkpoint loaded.")).toBeTruthy();
   expect(screen.getByText("step 501")).toBeTruthy();
   expect(screen.getByText("took 750 ms")).toBeTruthy();
+  const link = screen.getByRole("link", { name: "+500 ms" });
+  expect(link.getAttribute("href")).toBe("/events?job=flights&time=100.500");
 });
 
 test("the last lines of the worker are shown as text", async () => {

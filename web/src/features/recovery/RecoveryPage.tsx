@@ -5,6 +5,7 @@ import { count, duration, plural } from "@/shared/format/numbers";
 import { clock, moment } from "@/shared/format/times";
 import { useJob } from "@/shared/live/useJob";
 import { Empty, Failure, Loading } from "@/shared/ui/Notice";
+import { MomentLink } from "@/shared/ui/MomentLink";
 import { Panel } from "@/shared/ui/Panel";
 import { inOrder } from "./moments";
 import "./recovery.css";
@@ -71,7 +72,9 @@ function OneRecovery({ found }: { found: RunRecovery }) {
         {moments.map(({ name, at_s, after_s, since_s }) => (
           <li key={name} className="recovery-moment">
             <span className="strong">{LABELS[name]}</span>
-            <span className="num">{after_s === 0 ? clock(at_s) : `+${duration(after_s)}`}</span>
+            <span className="num">
+              <MomentLink atS={at_s}>{after_s === 0 ? clock(at_s) : `+${duration(after_s)}`}</MomentLink>
+            </span>
             <span className="muted">{what(found, name)}</span>
             {since_s > 0 && <span className="muted">took {duration(since_s)}</span>}
           </li>

@@ -154,6 +154,7 @@ function Workers({ job }: { job: string }) {
         <LogPanel
           key={logRank}
           rank={logRank}
+          mayCommand={run.may_command}
           onClose={() => {
             set({ log: null, attempt: null });
           }}

@@ -1,6 +1,8 @@
 import { get } from "./client";
 import type { ComparedHistogram, TensorRef } from "./types";
 
-export function getComparedHistogram(query: TensorRef & { against: string }, signal?: AbortSignal): Promise<ComparedHistogram> {
+type Query = TensorRef & { against_place: string; against: string };
+
+export function getComparedHistogram(query: Query, signal?: AbortSignal): Promise<ComparedHistogram> {
   return get("/api/explorer/compare/histogram", { ...query, bins: 120 }, signal);
 }

@@ -15,6 +15,7 @@ export interface Range {
 interface Props {
   label: string;
   series: readonly Series[];
+  /** One for each series; shown where there are several. */
   names: readonly string[];
   /** Rises with each change of the series, which are changed in place. */
   version: number;
@@ -53,7 +54,7 @@ function dataOf({ series, isLog, smoothing }: Pick<Props, "series" | "isLog" | "
   ];
 }
 
-function tooltip(host: HTMLElement, units: () => readonly Series[]): uPlot.Plugin {
+function tooltip(host: HTMLElement, shown: () => Pick<Props, "series" | "names">): uPlot.Plugin {
   const box = document.createElement("div");
   box.className = "chart-tip";
   box.hidden = true;
@@ -74,12 +75,14 @@ function tooltip(host: HTMLElement, units: () => readonly Series[]): uPlot.Plugi
         title.className = "chart-tip-time";
         title.textContent = clock(at);
         box.append(title);
-        units().forEach((series, index) => {
+        const { series: all, names } = shown();
+        all.forEach((series, index) => {
           const mean = plot.data[1 + index * 3]?.[idx];
           const most = plot.data[2 + index * 3]?.[idx];
           const least = plot.data[3 + index * 3]?.[idx];
           if (mean === null || mean === undefined) return;
           const row = document.createElement("div");
+          if (names.length > 1) row.append(`${names[index] ?? ""} `);
           const value = document.createElement("strong");
           value.textContent = withUnit(mean, series.unit);
           row.append(value);
@@ -174,7 +177,7 @@ export function TimeChart(props: Props) {
         series: [2 + index * 3, 3 + index * 3] as [number, number],
         fill: faded(colour, 16),
       })),
-      plugins: [tooltip(element, () => latest.current.series)],
+      plugins: [tooltip(element, () => latest.current)],
       hooks: {
         setSelect: [
           (plot) => {

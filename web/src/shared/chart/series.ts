@@ -18,12 +18,13 @@ export type Spread = readonly [min: number, mean: number, max: number];
 /** A time without points longer than this many intervals is a gap, and no line is drawn across it. */
 const GAP_INTERVALS = 3;
 
-export function fromHistory(points: SeriesPoints): Series {
+/** Returns a series of the history, moved by seconds on the time axis. */
+export function fromHistory(points: SeriesPoints, shiftS = 0): Series {
   return {
     name: points.name,
     unit: points.unit,
     intervalS: Math.max(points.interval_s, 1),
-    t: points.t.slice(),
+    t: points.t.map((t) => t + shiftS),
     min: points.min.slice(),
     mean: points.mean.slice(),
     max: points.max.slice(),

@@ -23,10 +23,12 @@ interface Query {
   /** A zoomed chart does not follow the live points. */
   from?: number | undefined;
   to?: number | undefined;
+  /** Seconds by which the series are moved on the time axis, to compare runs that began at different times. */
+  shiftS?: number;
 }
 
 /** Loads the history of series and extends it with live points. */
-export function useSeries({ job, names, windowS, from, to }: Query): Shown {
+export function useSeries({ job, names, windowS, from, to, shiftS = 0 }: Query): Shown {
   const epoch = useLive((state) => state.epoch);
   const [shown, setShown] = useState<Shown>({ series: new Map(), version: 0, error: undefined, isLoading: true });
   const version = useRef(0);
@@ -49,7 +51,9 @@ export function useSeries({ job, names, windowS, from, to }: Query): Shown {
       }
       for (const [name, each] of series) {
         const spread = points.values[name];
-        if (spread !== undefined) append(each, points.at_s, spread as [number, number, number], windowS);
+        if (spread !== undefined) {
+          append(each, points.at_s + shiftS, spread as [number, number, number], windowS + Math.abs(shiftS));
+        }
       }
     };
     const publish = (): void => {
@@ -65,10 +69,11 @@ export function useSeries({ job, names, windowS, from, to }: Query): Shown {
             add(points);
             publish();
           });
-    const sinceS = from ?? Date.now() / 1000 - windowS;
-    getHistory({ job, names: wanted, sinceS, untilS: to, maxPoints: MAX_POINTS }, abort.signal).then(
+    const sinceS = (from ?? Date.now() / 1000 - windowS) - shiftS;
+    const untilS = to === undefined ? undefined : to - shiftS;
+    getHistory({ job, names: wanted, sinceS, untilS, maxPoints: MAX_POINTS }, abort.signal).then(
       (history) => {
-        series = new Map(history.series.map((each) => [each.name, fromHistory(each)]));
+        series = new Map(history.series.map((each) => [each.name, fromHistory(each, shiftS)]));
         pending.forEach(add);
         publish();
       },
@@ -82,7 +87,7 @@ export function useSeries({ job, names, windowS, from, to }: Query): Shown {
       abort.abort();
       stop();
     };
-  }, [job, key, windowS, from, to, epoch]);
+  }, [job, key, windowS, from, to, shiftS, epoch]);
 
   return shown;
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import type { EventLine } from "@/shared/api/types";
-import { findEnd, type Read, readBack } from "./paging";
+import { findEnd, findMoment, type Read, readBack } from "./paging";
 
 /** A journal whose entries may have gaps in their numbers, as other jobs' events leave them. */
 function journal(seqs: number[], matches: (seq: number) => boolean = () => true): { read: Read; calls: () => number } {
@@ -10,7 +10,7 @@ function journal(seqs: number[], matches: (seq: number) => boolean = () => true)
     const rest = seqs.filter((seq) => seq > after);
     const scanned = rest.slice(0, 10_000);
     const found = scanned.filter(matches).slice(0, limit);
-    const items = found.map((seq) => ({ seq, words: `event ${seq}` }) as EventLine);
+    const items = found.map((seq) => ({ seq, at_s: seq, words: `event ${seq}` }) as EventLine);
     const last = found.length === limit ? (found.at(-1) ?? after) : (scanned.at(-1) ?? after);
     return Promise.resolve({ items, limit, after, next_after: last, more: (rest.at(-1) ?? after) > last });
   };
@@ -45,4 +45,22 @@ test("rare events are found far back, and the beginning ends the walk", async ()
   expect(found.items.map((event) => event.seq)).toEqual([49_999, 7]);
   expect(found.before).toBe(0);
   expect(calls()).toBeLessThan(20);
+});
+
+test.each([
+  [0.5, 0],
+  [1, 1],
+  [2_999.5, 2_997],
+  [5_000, 4_998],
+  [9_000, 4_998],
+])("the newest entry up to moment %d of a journal with gaps is %d", async (atS, seq) => {
+  const { read, calls } = journal([1, ...range(1_666).map((each) => each * 3)]);
+  expect(await findMoment(read, atS)).toBe(seq);
+  expect(calls()).toBeLessThan(40);
+});
+
+test("a moment among 100,000 entries needs few requests", async () => {
+  const { read, calls } = journal(range(100_000));
+  expect(await findMoment(read, 67_890.25)).toBe(67_890);
+  expect(calls()).toBeLessThan(50);
 });

@@ -34,6 +34,20 @@ export async function findEnd(read: Read, known: number): Promise<number> {
   return Math.max(low, rest.items.at(-1)?.seq ?? 0);
 }
 
+/** Returns the number of the newest entry at or before a moment, by halving; 0 if the journal begins after it. */
+export async function findMoment(read: Read, atS: number): Promise<number> {
+  let low = 0;
+  let high = (await findEnd(read, 0)) + 1;
+  // Invariant: entry `low` is not after the moment, and none from `high` on is before it.
+  while (high - low > 1) {
+    const middle = Math.floor((low + high) / 2);
+    const found = (await read(middle - 1, 1)).items[0];
+    if (found === undefined || found.seq >= high || found.at_s > atS) high = middle;
+    else low = found.seq;
+  }
+  return low;
+}
+
 export interface Older {
   /** Newest first. */
   items: EventLine[];

@@ -3,7 +3,7 @@ import { ApiError } from "@/shared/api/client";
 import { getEvents } from "@/shared/api/getEvents";
 import type { EventLine } from "@/shared/api/types";
 import { listen, useLive } from "@/shared/live/store";
-import { findEnd, type Read, readBack } from "./paging";
+import { findEnd, findMoment, type Read, readBack } from "./paging";
 
 export interface EventFilter {
   job: string;
@@ -14,11 +14,19 @@ export interface EventFilter {
 export interface Newest {
   /** Newest first. */
   events: EventLine[];
+  /** The entry that the reader looks at: the one asked for, or the newest at or before the moment asked for. */
+  at: number | undefined;
   hasOlder: boolean;
   isLoading: boolean;
   error: ApiError | undefined;
   loadOlder: () => void;
   reload: () => void;
+}
+
+/** What a reader looks at: an entry by its number, or a moment in seconds since 1970. */
+export interface Place {
+  seq?: number | undefined;
+  atS?: number | undefined;
 }
 
 /** The most events that the page keeps. */
@@ -34,13 +42,14 @@ function matches(event: EventLine, filter: EventFilter): boolean {
 
 /** Events that match a filter, newest first: a page from the server, older ones on demand, newer ones as they happen.
  *
- * With `at`, the first page ends a little after that entry, and nothing newer is added: the reader looks at a moment.
+ * With a place, the first page ends a little after it, and nothing newer is added: the reader looks at a moment.
  */
-export function useNewest(filter: EventFilter, pageSize: number, at?: number): Newest {
+export function useNewest(filter: EventFilter, pageSize: number, { seq, atS }: Place = {}): Newest {
   const { job, kind, worker } = filter;
   const epoch = useLive((state) => state.epoch);
   const [turn, setTurn] = useState(0);
   const [events, setEvents] = useState<EventLine[]>([]);
+  const [found, setFound] = useState<number>();
   const [before, setBefore] = useState(0);
   const [isLoading, setLoading] = useState(true);
   const [error, setError] = useState<ApiError>();
@@ -55,7 +64,7 @@ export function useNewest(filter: EventFilter, pageSize: number, at?: number): N
     const early: EventLine[] = [];
     let isLoaded = false;
     const stop =
-      at !== undefined
+      seq !== undefined || atS !== undefined
         ? () => undefined
         : listen("events", ({ items }) => {
             const fresh = items.filter((event) => matches(event, chosen)).reverse();
@@ -64,16 +73,19 @@ export function useNewest(filter: EventFilter, pageSize: number, at?: number): N
           });
     const load = async (): Promise<void> => {
       const known = useLive.getState().recentEvents[0]?.seq ?? 0;
+      const at = seq ?? (atS === undefined ? undefined : await findMoment(readAll, atS));
       const end = at === undefined ? await findEnd(readAll, known) : at + Math.floor(pageSize / 4);
       const page = await readBack(read, end + 1, pageSize);
       if (abort.signal.aborted) return;
       isLoaded = true;
+      setFound(at);
       setEvents(merged(early, page.items));
       setBefore(page.before);
       setLoading(false);
     };
     busy.current = false;
     setEvents([]);
+    setFound(undefined);
     setBefore(0);
     setLoading(true);
     setError(undefined);
@@ -86,7 +98,7 @@ export function useNewest(filter: EventFilter, pageSize: number, at?: number): N
       abort.abort();
       stop();
     };
-  }, [job, kind, worker, at, pageSize, epoch, turn]);
+  }, [job, kind, worker, seq, atS, pageSize, epoch, turn]);
 
   useEffect(() => {
     if (wanted === 0 || before === 0 || busy.current) return;
@@ -111,6 +123,7 @@ export function useNewest(filter: EventFilter, pageSize: number, at?: number): N
 
   return {
     events,
+    at: found,
     hasOlder: before > 0 && events.length < MAX_KEPT,
     isLoading,
     error,
