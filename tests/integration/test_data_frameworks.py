@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import io
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from deltalake import write_deltalake
+from shared_readers import held, limit
 from torch import nn
 
-from strata import StructuredDataset
+from strata import DeltaDataset, StructuredDataset
 from strata.errors import InvalidArgument
+
+__all__ = ["held", "limit"]  # fixtures
 
 NUM_ROWS = 500
 BATCH_SIZE = 64
@@ -37,6 +43,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_loader(folder: Path, **arguments: Any) -> tuple[Any, Any]:
     defaults = {"batch_size": BATCH_SIZE, "num_workers": 1, "shuffle": True, "shuffle_seed": 3, "cache": False}
     return StructuredDataset.create_dataloader(folder, **defaults | arguments)
+
+
+@pytest.fixture(params=["files", "shared_bytes", "webdataset", "delta"])
+def opened(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Callable[[], tuple[Any, Any]]:
+    """Open the same rows in each of the modes; returns the loader and the dataset."""
+    if request.param == "files":
+        return lambda: open_loader(folder)
+    if request.param == "shared_bytes":
+        held_bytes = request.getfixturevalue("held")
+        return lambda: open_loader(folder, shared_bytes=held_bytes)
+    if request.param == "webdataset":
+        write_shards(folder, tmp_path)
+        decode = {"id": "cls", "x": float32, "labels": float32}
+        return lambda: open_loader(tmp_path / "shard-{0..2}.tar", format="webdataset", decode=decode)
+    for path in sorted(folder.iterdir()):
+        write_deltalake(tmp_path / "table", pq.read_table(path), mode="append")
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "num_workers": 1, "shuffle": True, "shuffle_seed": 3}
+    return lambda: DeltaDataset.create_dataloader(tmp_path / "table", **options)
+
+
+def float32(part: bytes) -> Any:
+    return np.array(float(part), np.float32)
+
+
+def write_shards(folder: Path, target: Path) -> None:
+    """Write each file as one shard with a part for each column."""
+    for number, path in enumerate(sorted(folder.iterdir())):
+        with tarfile.open(target / f"shard-{number}.tar", "w") as shard:
+            for row in pq.read_table(path).to_pylist():
+                for name, value in row.items():
+                    member = tarfile.TarInfo(f"{row['id']:04}.{name}")
+                    member.size = len(text := str(value).encode())
+                    shard.addfile(member, io.BytesIO(text))
 
 
 def ids_of(batches: Any) -> list[int]:
@@ -195,23 +234,25 @@ def test_lightning_sees_another_order_in_every_epoch(folder: Path, tmp_path: Pat
 
 
 @quiet
-def test_lightning_saves_the_position_in_its_checkpoint_and_resumes_from_it(folder: Path, tmp_path: Path) -> None:
+def test_lightning_saves_the_position_in_its_checkpoint_and_resumes_from_it(
+    opened: Callable[[], tuple[Any, Any]], tmp_path: Path
+) -> None:
     lightning = pytest.importorskip("lightning")
-    expected_loader, _ = open_loader(folder)
+    expected_loader, _ = opened()
     expected = [batch["id"].tolist() for batch in expected_loader]
 
     begun = lightning_module(lightning)
     keep = lightning.pytorch.callbacks.ModelCheckpoint(
         dirpath=tmp_path, filename="middle", every_n_train_steps=5, save_top_k=-1
     )
-    loader, _ = open_loader(folder)
+    loader, _ = opened()
     lightning_trainer(lightning, tmp_path, max_steps=6, callbacks=[keep]).fit(begun, loader)
     saved = torch.load(tmp_path / "middle.ckpt", weights_only=True)
     states = saved["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     assert [(state["epoch"], state["position"]) for state in states] == [(0, 5 * BATCH_SIZE)]
 
     resumed = lightning_module(lightning)
-    fresh, _ = open_loader(folder)
+    fresh, _ = opened()
     trainer = lightning_trainer(lightning, tmp_path, max_epochs=2, enable_checkpointing=False)
     trainer.fit(resumed, fresh, ckpt_path=tmp_path / "middle.ckpt", weights_only=True)
     assert begun.seen[0] == [number for ids in expected[:6] for number in ids]
@@ -343,14 +384,14 @@ def test_the_loader_has_the_state_protocol_of_torchdata(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata asks torch for it
-def test_a_torchdata_loader_over_the_dataset_resumes_at_the_same_row(folder: Path) -> None:
+def test_a_torchdata_loader_over_the_dataset_resumes_at_the_same_row(opened: Callable[[], tuple[Any, Any]]) -> None:
     stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
-    _, dataset = open_loader(folder)
+    _, dataset = opened()
     theirs = stateful_dataloader.StatefulDataLoader(dataset, batch_size=None)
     batches = iter(theirs)
     begun = [next(batches)["id"].tolist() for _ in range(3)]
     state = theirs.state_dict()
-    _, fresh = open_loader(folder)
+    _, fresh = opened()
     resumed = stateful_dataloader.StatefulDataLoader(fresh, batch_size=None)
     resumed.load_state_dict(state)
     rest = [batch["id"].tolist() for batch in resumed]
