@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from strata.data.batch.assembly import Batches
@@ -93,3 +94,10 @@ def test_an_error_of_a_decoder_reaches_the_caller() -> None:
     with pytest.raises(DataFileInvalid, match=r"part 'cls' of sample 'a' .* ZeroDivisionError"):
         made.take()
     made.close()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int16, np.bool_])
+def test_scalars_of_numpy_become_one_array_of_their_type(kind: Any) -> None:
+    made = Decoding({}, "numpy").stacked([kind(1), kind(0)])
+    assert made.dtype == kind
+    assert made.tolist() == [1, 0]

@@ -91,6 +91,8 @@ class Decoding:
                 return self._listed(values)
             # Without `out`, the result would have the strides of its parts, such as those of transposed images.
             return self._tensor(np.stack(values, out=np.empty((len(values), *first.shape), first.dtype)))
+        if isinstance(first, np.number | np.bool_):
+            return self._tensor(np.array(values))
         if type(first) in (int, float, bool):
             try:
                 return self._tensor(np.array(values, {int: np.int64, float: np.float64, bool: np.bool_}[type(first)]))
