@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 torch=torch==2.13.0 # exact: an open range would select the newest, with gigabytes of CUDA packages
 backend=(hatchling editables) # what an editable install without build isolation needs
-dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,delta,ray,functions,servers,torchrec,tune,plots,wandb,otel,dev]')
+dev=("$torch" "${backend[@]}" '.[torch,postgres,cloud,data,iceberg,delta,lance,ray,functions,servers,torchrec,tune,plots,wandb,otel,dev]')
 demo=("$torch" "${backend[@]}" '.[torch,data]')
 # The peers of the benchmarks. mosaicml-streaming is not among them: it requires older versions of numpy and xxhash.
 peers=("$torch" ax-platform datasets grpcio litdata numpy orbax-checkpoint pandas pillow protobuf psutil pyarrow safetensors

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strata.coordinator.registry import DatasetRegistry as DatasetRegistry
     from strata.data import DeltaDataset as DeltaDataset
     from strata.data import IcebergDataset as IcebergDataset
+    from strata.data import LanceDataset as LanceDataset
     from strata.data import StructuredDataset as StructuredDataset
     from strata.errors import StrataError as StrataError
     from strata.train import Context as Context
@@ -40,6 +41,7 @@ _HOMES = {
     "DatasetRegistry": "strata.coordinator.registry",
     "DeltaDataset": "strata.data",
     "IcebergDataset": "strata.data",
+    "LanceDataset": "strata.data",
     "SearchSpace": "strata.tune.space",
     "StrataError": "strata.errors",
     "StructuredDataset": "strata.data",

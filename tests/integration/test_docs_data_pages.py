@@ -22,7 +22,7 @@ from documents import ROOT, blocks
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from strata import DeltaDataset, IcebergDataset, StructuredDataset, errors
+from strata import DeltaDataset, IcebergDataset, LanceDataset, StructuredDataset, errors
 from strata.cli.app import app
 from strata.data import formats
 from strata.data.batch import policy
@@ -38,9 +38,9 @@ from strata.errors import DataError
 DOCS = ROOT / "docs"
 DATA, WORKERS, RESUME = DOCS / "data.md", DOCS / "data-workers.md", DOCS / "data-resume.md"
 RANKS, TYPES, ICEBERG = DOCS / "data-ranks.md", DOCS / "data-types.md", DOCS / "data-iceberg.md"
-DELTA = DOCS / "data-delta.md"
+DELTA, LANCE = DOCS / "data-delta.md", DOCS / "data-lance.md"
 METRICS = DOCS / "data-metrics.md"
-PAGES = (DATA, WORKERS, RESUME, RANKS, TYPES, ICEBERG, DELTA, METRICS)
+PAGES = (DATA, WORKERS, RESUME, RANKS, TYPES, ICEBERG, DELTA, LANCE, METRICS)
 TIMEOUT_S = 100
 LIBRARIES = ("from accelerate import", "import lightning", "from transformers import", "from strata.data.hf import")
 NOT_INSTALLED = ("horovod",)
@@ -184,11 +184,12 @@ def test_the_page_names_every_option_with_its_default() -> None:
     assert [name for name, _ in rows] == list(signature.parameters)
 
 
-@pytest.mark.parametrize(("page", "kind"), [(ICEBERG, IcebergDataset), (DELTA, DeltaDataset)])
+@pytest.mark.parametrize(("page", "kind"), [(ICEBERG, IcebergDataset), (DELTA, DeltaDataset), (LANCE, LanceDataset)])
 def test_the_page_on_a_table_format_names_what_differs(page: Path, kind: Any) -> None:
     of_tables = set(inspect.signature(kind.create_dataloader).parameters)
     of_files = set(inspect.signature(StructuredDataset.create_dataloader).parameters)
-    without = re.search(r"All other options are those of .*? without (.*?), which the table", text(page), re.DOTALL)
+    sentence = r"All other options are those of .*? without (.*?), which the (?:table|dataset)"
+    without = re.search(sentence, text(page), re.DOTALL)
     assert without
 
     assert set(re.findall(r"^\| `(\w+)` \|", text(page), re.MULTILINE)) == of_tables - of_files

@@ -63,7 +63,7 @@ FOLDERS = {
     "checkpoint": ({"tools"}, {"saver"}, {"save", "load"}, {"group"}, {"format"}),
     "coordinator": ({"relay", "http"}, {"client", "serve"}, {"journal"}, {"state"}),
     "data": (
-        {"runtime", "iceberg", "delta"},
+        {"runtime", "iceberg", "delta", "lance"},
         {"batch", "shared"},
         {"plan"},
         {"formats"},

@@ -1,8 +1,8 @@
-"""Structured data for training: files, Iceberg and Delta tables as batches, exact to the row.
+"""Structured data for training: files, Iceberg and Delta tables, and Lance datasets as batches, exact to the row.
 
 The modules here are the public datasets, their configuration and the loaders; the folders follow the path of the data:
-`source` → `formats` → `plan` (or `iceberg`, `delta`) → `order` → `runtime`, which uses `batch`. May import `storage`
-and the modules below it, never `coordinator` or `checkpoint`. A name is imported when it is first used.
+`source` → `formats` → `plan` (or `iceberg`, `delta`, `lance`) → `order` → `runtime`, which uses `batch`. May
+import `storage` and the modules below it, never `coordinator` or `checkpoint`. A name is imported when first used.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from strata.data.iceberg_dataset import IcebergDataset as IcebergDataset
     from strata.data.indexer import Indexed as Indexed
     from strata.data.indexer import index_shards as index_shards
+    from strata.data.lance_dataset import LanceDataset as LanceDataset
     from strata.data.mixer import Mix as Mix
     from strata.data.mixer import MixMetrics as MixMetrics
     from strata.data.mixer import SourceMetrics as SourceMetrics
@@ -39,6 +40,7 @@ _HOMES = {
     "delta_dataset": ("DeltaDataset",),
     "iceberg_dataset": ("IcebergDataset",),
     "indexer": ("Indexed", "index_shards"),
+    "lance_dataset": ("LanceDataset",),
     "mixer": ("Mix", "MixMetrics", "SourceMetrics", "mix"),
     "packer": ("PackedShard", "pack"),
     "runtime.metrics": ("LoaderMetrics", "WorkerMetrics", "between"),

@@ -144,8 +144,9 @@ def mix(
     """Return a loader that mixes datasets in the proportions of their weights, exactly and without random draws.
 
     Args:
-        sources: Loaders, or the datasets behind them, of `StructuredDataset`, `IcebergDataset` or `DeltaDataset`, by
-            name. The mix reads them from their start; their own `batch_size` and `tail` do not apply.
+        sources: Loaders, or the datasets behind them, of `StructuredDataset`, `IcebergDataset`,
+            `DeltaDataset` or `LanceDataset`, by name. The mix reads them from their start; their own `batch_size` and
+            `tail` do not apply.
         weights: The share of each source in the rows of the mix. Only their ratios matter.
         batch_size: Rows per batch on each rank. All batches are full.
         mix_by: "row" fills every batch from all sources, which must deliver the same columns; with "batch", each global
@@ -477,7 +478,7 @@ def _datasets(sources: Any) -> dict[str, Dataset]:
         if dataset is None:
             raise InvalidArgument(
                 f"source {name!r} is a {type(source).__name__}; pass what create_dataloader of StructuredDataset, "
-                "IcebergDataset or DeltaDataset returned",
+                "IcebergDataset, DeltaDataset or LanceDataset returned",
                 field="sources",
             )
         if (other := next((known for known, each in found.items() if each is dataset), None)) is not None:

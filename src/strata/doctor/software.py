@@ -26,6 +26,7 @@ EXTRAS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pyroaring", "pyroaring"),
     ),
     "delta": (("deltalake", "deltalake"), ("fsspec", "fsspec"), ("pyarrow", "pyarrow")),
+    "lance": (("fsspec", "fsspec"), ("pyarrow", "pyarrow"), ("pylance", "lance")),
     "ray": (("ray", "ray"),),
     "functions": (("cloudpickle", "cloudpickle"),),
     "trainer": (
