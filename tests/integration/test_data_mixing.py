@@ -17,7 +17,7 @@ import pytest
 
 import strata
 from strata import StructuredDataset
-from strata.data import RaggedRows, mix, pack
+from strata.data import PackedRows, PaddedRows, mix, pack
 from strata.errors import DataError, InvalidArgument, NoData, PlanChanged, SchemaMismatch, StrataError
 
 ROWS = {"web": 300, "code": 70, "tars": 23}
@@ -194,16 +194,28 @@ def test_rows_of_all_sources_are_joined_in_every_output_format(root: Path, outpu
     assert list(found["txt"]) == [f"{source_of(number)} {number}" for number in found["cls"]]
 
 
-def test_lists_of_all_sources_are_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+@pytest.mark.parametrize("sequences", ["ragged", "padded", "packed"])
+def test_lists_of_all_sources_are_joined(tmp_path: Path, sequences: str, output_format: str) -> None:
     for name, values in (("a", [[1], [], [2, 3]]), ("b", [[10, 11], [12]])):
         pq.write_table(pa.table({"x": pa.array(values, pa.list_(pa.int64()))}), tmp_path / f"{name}.parquet")
-    sources = {name: create(tmp_path, f"{name}.parquet", columns=["x"], shuffle=False) for name in "ab"}
-    (batch,) = mix(sources, {"a": 3, "b": 2}, batch_size=5)
+    options = {"columns": ["x"], "shuffle": False, "sequences": sequences, "output_format": output_format}
+    sources = {name: create(tmp_path, f"{name}.parquet", **options) for name in "ab"}
+    (batch,) = mix(sources, {"a": 3, "b": 2}, batch_size=5, source_column="source")
+    assert batch["source"].tolist() == [0, 1, 0, 1, 0]
     rows = batch["x"]
-    assert isinstance(rows, RaggedRows)
-    ends = [*rows.offsets.tolist()[1:], len(rows.values)]
-    found = [rows.values[first:end].tolist() for first, end in zip(rows.offsets.tolist(), ends, strict=True)]
-    assert found == [[1], [10, 11], [], [12], [2, 3]]
+    if isinstance(rows, PaddedRows):
+        assert rows.values.tolist() == [[1, 0], [10, 11], [0, 0], [12, 0], [2, 3]]
+        assert rows.lengths.tolist() == [1, 2, 0, 1, 2]
+        return
+    assert rows.values.tolist() == [1, 10, 11, 12, 2, 3]
+    if isinstance(rows, PackedRows):
+        assert str(rows.cu_seqlens.dtype).endswith("int32")
+        assert rows.cu_seqlens.tolist() == [0, 1, 3, 3, 4, 6]
+        assert rows.positions.tolist() == [0, 0, 1, 0, 0, 1]
+        assert rows.max_seqlen == 2
+    else:
+        assert rows.offsets.tolist() == [0, 1, 3, 3, 4]
 
 
 def test_batches_of_one_source_may_have_their_own_columns(root: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strata.data import StructuredDataset
+from strata.data import StructuredDataset, mix
 
 STATES: dict[str, Any] = json.loads((Path(__file__).parent / "data_states.json").read_text(encoding="utf-8"))
 """What `state_dict()` returned after five batches of epoch 1 on two ranks, and the next three batches of each rank."""
@@ -17,6 +17,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "filtered": {"filters": "y < 5", "shuffle": True, "shuffle_seed": 3, "shuffle_buffer_size": 32},
     "lanes": {"shuffle": True, "lanes": 4, "shuffle_seed": 5, "shuffle_buffer_size": 40},
+    "tokens": {
+        "batch_size": None,
+        "batch_tokens": 20,
+        "length_column": "y",
+        "length_buckets": True,
+        "columns": ["x", "y"],
+        "shuffle": True,
+        "shuffle_seed": 7,
+        "shuffle_buffer_size": 48,
+    },
+    "mix": {"shuffle": True, "shuffle_seed": 9, "shuffle_buffer_size": 16},
 }
 
 
@@ -30,19 +41,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loader_of(folder: Path, rank: int, num_ranks: int, options: dict[str, Any]) -> Any:
-    loader, _ = StructuredDataset.create_dataloader(
-        folder,
-        batch_size=4,
-        columns=["x"],
-        output_format="numpy",
-        split_bytes=160,
-        num_workers=2,
-        cache=False,
-        rank=rank,
-        num_ranks=num_ranks,
-        **options,
-    )
-    return loader
+    defaults = {"batch_size": 4, "columns": ["x"], "output_format": "numpy", "split_bytes": 160, "num_workers": 2}
+
+    def create(path: Any) -> Any:
+        chosen = {**defaults, "cache": False, "rank": rank, "num_ranks": num_ranks, **options}
+        return StructuredDataset.create_dataloader(path, **chosen)[0]
+
+    if options is not OPTIONS["mix"]:
+        return create(folder)
+    sources = {"one": create(folder / "0.csv"), "two": create([folder / "1.csv", folder / "2.csv"])}
+    return mix(sources, {"one": 1, "two": 2}, batch_size=4)
 
 
 def take(loader: Any, num_batches: int) -> list[list[int]]:

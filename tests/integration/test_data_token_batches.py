@@ -208,6 +208,25 @@ def test_labels_are_cut_with_the_input_ids_and_other_lists_are_not(tmp_path: Pat
     assert made["other"].to_pylist() == [[1.0] * 9] * 4
 
 
+def test_lists_that_differ_in_length_in_any_row_are_not_cut_in_the_others(tmp_path: Path) -> None:
+    """Otherwise, which rows are cut would depend on how the file is divided into row groups."""
+    ids = [[1] * 9, [1] * 9, None, [2] * 9]
+    columns = {"input_ids": ids, "labels": [[1] * 9, [1] * 9, [], [2] * 9], "tags": [*ids[:3], [2] * 8]}
+    table = pa.table({name: pa.array(lists, pa.list_(pa.int64())) for name, lists in columns.items()})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+
+    def added(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.append_column("targets", batch["input_ids"])
+
+    options = {"batch_tokens": 4, "length_column": "input_ids", "long_rows": "truncate", "shuffle": False}
+    for transform in (None, added):
+        loader, _ = load(tmp_path / "a.parquet", output_format="arrow", transform=transform, **options)
+        made = pa.Table.from_batches(list(loader))
+        found = {name: [len(row or ()) for row in made[name].to_pylist()] for name in made.column_names}
+        expected = {"input_ids": [4, 4, 0, 4], "labels": [4, 4, 0, 4], "tags": [9, 9, 0, 8], "targets": [4, 4, 0, 4]}
+        assert found == {name: expected[name] for name in found}
+
+
 def test_lengths_are_read_once_and_again_after_a_file_has_changed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
 
@@ -233,12 +252,12 @@ def test_a_state_in_the_middle_of_an_epoch_needs_the_same_cuts(path: Path) -> No
     with pytest.raises(InvalidArgument, match="limit was 200 and is 400, length_buckets was False and is True"):
         dataset.load_state_dict(state)
     _, plain = load(path, batch_size=8)
-    with pytest.raises(InvalidArgument, match="cut differently: unit was"):
+    with pytest.raises(InvalidArgument, match=r"cut differently: unit was '\w+' and is '\w+'\. Restore"):
         plain.load_state_dict(state)
     with pytest.raises(InvalidArgument, match="not where a batch of this epoch ends"):
         load(path, batch_tokens=LIMIT)[1].load_state_dict({**state, "position": state["position"] + 1})
     _, state_of_rows = read(path, 1, num_batches=3, batch_size=8)
-    with pytest.raises(InvalidArgument, match="cut differently: unit was"):
+    with pytest.raises(InvalidArgument, match=r"cut differently: unit was '\w+' and is '\w+'\. Restore"):
         dataset.load_state_dict(state_of_rows)
 
 
@@ -345,6 +364,7 @@ def test_rows_that_cannot_be_decoded_are_left_out_of_packed_and_padded_batches(t
         ({"batch_tokens": 9, "long_rows": "cut"}, "long_rows='cut' is unknown; use one of raise, skip, truncate"),
         ({"batch_tokens": 9, "length_buckets": True, "shuffle": False}, "pass shuffle=True as well"),
         ({"batch_tokens": 9, "length_column": "no"}, "length_column='no' is not delivered; use one of id, input_ids"),
+        ({"batch_tokens": 9, "length_column": ["id"]}, "length_column=.'id'. is not delivered; use one of id, input"),
         ({"batch_tokens": 9, "length_column": "text"}, "length_column='text' is string, which has no number of tokens"),
         ({"batch_tokens": 9, "columns": ["id"]}, "there is no list column; pass length_column="),
         ({"batch_bytes": 900, "long_rows": "truncate"}, "long_rows='truncate' cuts lists of tokens"),

@@ -116,8 +116,11 @@ def test_every_row_is_delivered_once_within_the_limit_however_often_the_number_o
             assert all(batches), "no rank has an empty batch"
             assert all(cost_of(batch, lengths, padded=made["padded"]) <= LIMIT for batch in batches)
             num_repeated += sum(steps.repeated_rows(step, rank) for rank in range(num_ranks))
+            assert steps.given_rows(step) == sum(map(len, batches))
             given_rows.update(itertools.chain(*batches))
             position = steps.position_after(step)
+        if stop is None and steps.num_batches:
+            assert steps.fewest_rows == min(len(batch) for batches in by_rank for batch in batches)
     rows = {(row_group, row) for row_group, each in enumerate(lengths) for row in range(len(each))}
     assert set(given_rows) == rows
     assert given_rows.total() - len(rows) == num_repeated

@@ -59,7 +59,7 @@ def test_an_error_about_an_invalid_value_names_it(name: str, value: Any) -> None
 def test_an_error_about_a_missing_value_names_it(name: str) -> None:
     incomplete = state()
     del incomplete[name]
-    with pytest.raises(InvalidArgument, match=f"this is not a loader's state_dict..: .*{name}"):
+    with pytest.raises(InvalidArgument, match=f"this is not a loader's state_dict.. .*{name}"):
         read_cursor(incomplete)
 
 

@@ -392,8 +392,8 @@ class Dataset:
         there, here = (
             {"unit": "rows"} if cuts is None else msgspec.to_builtins(cuts) for cuts in (cursor.cuts, fresh.cuts)
         )
-        names = [name for name in {**there, **here} if there.get(name) != here.get(name) and name != "tracks"]
-        listed = ", ".join(f"{name} was {there.get(name)!r} and is {here.get(name)!r}" for name in names)
+        names = ["unit"] if there["unit"] != here["unit"] else [name for name in here if there[name] != here[name]]
+        listed = ", ".join(f"{name} was {there[name]!r} and is {here[name]!r}" for name in names if name != "tracks")
         raise InvalidArgument(
             f"the state at row {cursor.position} of epoch {cursor.epoch} is from batches that were cut differently: "
             f"{listed}. Restore these arguments until the end of the epoch, or start an epoch with set_epoch()",

@@ -193,7 +193,7 @@ def _of_validation(config: FitConfig) -> FitConfig:
     options = {
         name: value
         for name, value in config.data_options.items()
-        if name in known and name not in ("tail", "drop_last")
+        if name in known and name not in ("tail", "drop_last", "length_buckets")
     }
     return replace(config, train=config.valid, shuffle=False, data_options=options)
 

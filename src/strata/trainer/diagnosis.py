@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from strata.data.order.bins import BinSteps
 from strata.errors import InvalidArgument, StrataError
 from strata.train.function import why_not_picklable
 from strata.trainer.binding import describe
@@ -124,7 +125,7 @@ def not_finite_values(batch: Batch) -> str:
 
 
 @contextlib.contextmanager
-def single_rows_refused(module: nn.Module, steps: Steps, *, num_rows: int, cure: str) -> Iterator[None]:
+def single_rows_refused(module: nn.Module, steps: Steps | BinSteps, *, num_rows: int, cure: str) -> Iterator[None]:
     """Within this context, a forward pass raises if the last batch of the epoch has a row that BatchNorm cannot take.
 
     Whether it can is known in any batch: a BatchNorm over images gets many values per row, one over a matrix gets one.
@@ -137,7 +138,7 @@ def single_rows_refused(module: nn.Module, steps: Steps, *, num_rows: int, cure:
     Raises:
         InvalidArgument: The last batch has a single row on some rank.
     """
-    if not steps.num_batches or steps.given_rows(steps.num_batches - 1) // steps.world_size > 1:
+    if not steps.num_batches or steps.fewest_rows > 1:
         yield
         return
     workers = f" on {steps.world_size} workers" if steps.world_size > 1 else ""
@@ -148,6 +149,11 @@ def single_rows_refused(module: nn.Module, steps: Steps, *, num_rows: int, cure:
         if not uses_batch or not isinstance(values, torch.Tensor) or values.dim() < 2:
             return
         if values.numel() == num_rows * values.shape[1]:
+            if isinstance(steps, BinSteps):
+                raise InvalidArgument(
+                    f"a batch of this epoch has one row{workers}, and BatchNorm needs two to train on; raise "
+                    "batch_tokens= or batch_bytes="
+                )
             raise InvalidArgument(
                 f"{steps.num_rows} rows in batches of batch_size={steps.batch_size}{workers} end with a batch of one "
                 f"row, and BatchNorm needs two to train on; leave the last batch out with {cure}, or choose another "

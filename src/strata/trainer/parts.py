@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from strata.data.order.bins import BinSteps
 from strata.errors import InvalidArgument, StrataError
 from strata.trainer import sources
 from strata.trainer.diagnosis import single_rows_refused
@@ -67,7 +68,7 @@ class Parts:
         settings = trainer.settings
         self._splitter = splitter
         self._world_size = ranks.world_size
-        self._steps: Steps | None = None
+        self._steps: Steps | BinSteps | None = None
         """The batches of the current pass over the data; None if the loader does not know them."""
         self._parameters = [each for each in self.module.parameters() if each.requires_grad]
         self._scheduler = make_scheduler(settings, optimizer)
@@ -94,6 +95,11 @@ class Parts:
         if self._steps is None or not self._steps.num_rows:
             return "the data delivered no batch, so nothing was trained; check what the loader returns"
         workers = f" on {self._world_size} workers" if self._world_size > 1 else ""
+        if isinstance(self._steps, BinSteps):
+            return (
+                f"{self._steps.num_rows} rows form fewer batches than the {self._world_size} workers, and incomplete "
+                "steps are left out, so nothing was trained; lower batch_tokens= or batch_bytes=, or remove tail='drop'"
+            )
         return (
             f"{self._steps.num_rows} rows do not fill a batch of batch_size={self._steps.batch_size}{workers}, and "
             f"incomplete batches are left out, so nothing was trained; choose a smaller batch_size, or remove "
@@ -249,10 +255,10 @@ def _replicated_names(module: nn.Module, bound: Bound) -> tuple[str, ...]:
     return (*(f"module.{name}" for name, _ in module.named_parameters()), "optimizer.*", "trainer.ema.*")
 
 
-def remaining_steps(loader: Any) -> Steps:
+def remaining_steps(loader: Any) -> Steps | BinSteps:
     """Return the batches of the epoch from the loader's position on."""
     rows = getattr(loader, "map_rows", None)
-    found: Steps = (loader.dataset if rows is None else rows).steps(loader.position[1])
+    found: Steps | BinSteps = (loader.dataset if rows is None else rows).steps(loader.position[1])
     return found
 
 
@@ -273,7 +279,7 @@ class _RowClock:
     """Counts the rows of all ranks in each step of a pass, without communication: the order is arithmetic."""
 
     def __init__(self, loader: Any) -> None:
-        self.steps: Steps | None = None
+        self.steps: Steps | BinSteps | None = None
         """The batches from the loader's position on; None if the loader does not know them."""
         self._next_batch = 0
         if getattr(loader, "has_global_state", False):

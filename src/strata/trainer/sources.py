@@ -39,13 +39,16 @@ MAX_LANES = 8
 
 _OWN_OPTIONS = ("batch_size", "shuffle", "shuffle_seed")
 """Options of loaders that the Trainer sets."""
+_INSTEAD_OF_BATCH_SIZE = ("batch_tokens", "batch_bytes")
+_OF_BATCHES = (*_INSTEAD_OF_BATCH_SIZE, "length_column", "length_buckets", "long_rows", "sequences")
+"""Options that decide which rows form a batch and how, and not which columns there are."""
 _OF_METHODS = (
     *("label", "valid", "epochs", "batch_size", "inputs", "weight", "shuffle", "max_steps", "early_stopping"),
     *("monitor", "restore_best", "resume", "every", "stream", "idle_timeout_s"),
 )
 """Arguments of `fit`, which a misspelt option may mean; other methods take some of them."""
-_WHICH_ROWS = ("filters", "tail", "drop_last")
-"""Options that leave rows out of the training, and not out of an evaluation."""
+_OF_TRAINING = ("filters", "tail", "drop_last", "length_buckets")
+"""Options that leave rows out of the training or regroup shuffled rows, and do not apply to an evaluation."""
 _OF_LISTINGS = ("format", "filesystem", "storage_options")
 """Options that decide which files a directory has."""
 _TABLES = ("DataFrame", "RecordBatch", "Table")
@@ -186,7 +189,9 @@ def column_names(source: Any, options: Mapping[str, Any], ranks: Identity | None
     if is_path(source):
         from strata.data import StructuredDataset  # noqa: PLC0415 - imports pyarrow
 
-        planned = {name: value for name, value in options.items() if name not in ("columns", "num_workers")}
+        planned = {
+            name: value for name, value in options.items() if name not in ("columns", "num_workers", *_OF_BATCHES)
+        }
         if ranks is not None:
             planned |= {"rank": ranks.rank, "num_ranks": ranks.world_size}
         _, dataset = StructuredDataset.create_dataloader(source, **{**planned, "output_format": "arrow"})
@@ -241,6 +246,16 @@ def check_loader(source: Any, *, batch_size: int | None, shuffle: bool | None) -
         )
 
 
+def check_batch_size(batch_size: int | None, options: Mapping[str, Any]) -> None:
+    """Check that the size of batches is given once.
+
+    Raises:
+        InvalidArgument: It is given as a number of rows and in another unit.
+    """
+    if batch_size is not None and (others := [name for name in _INSTEAD_OF_BATCH_SIZE if name in options]):
+        raise InvalidArgument(f"batch_size= and {others[0]}= are both given; pass one of them", field=others[0])
+
+
 def known_options(source: Any) -> list[str]:
     """Return the names of the options that the loader of this data takes from the user."""
     if is_files(source):
@@ -257,7 +272,7 @@ def known_options(source: Any) -> list[str]:
 def inherited_options(source: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a fit that also apply to other data, of which every row counts."""
     known = known_options(source)
-    return {name: value for name, value in options.items() if name in known and name not in _WHICH_ROWS}
+    return {name: value for name, value in options.items() if name in known and name not in _OF_TRAINING}
 
 
 def how_to_drop(source: Any) -> str:
@@ -304,6 +319,8 @@ def open_loader(
             "lanes": MAX_LANES if shuffle and ranks.world_size <= MAX_LANES else None,
             **options,
         }
+        if not options.keys().isdisjoint(_INSTEAD_OF_BATCH_SIZE):
+            del of_files["batch_size"]
         if isinstance(source, Stream):
             return _open_stream(source, ranks=ranks, options=of_files)
         return _open_files(source, ranks=ranks, options=of_files)

@@ -532,6 +532,7 @@ class Trainer:
             started_s=time.time(),
         )
         sources.check_loader(train, batch_size=batch_size, shuffle=shuffle)
+        sources.check_batch_size(batch_size, data_options)
         if weight is not None:
             self.objective.prepare_weights("weight")
         return config, *check(self, config)

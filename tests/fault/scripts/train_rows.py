@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import strata
+from strata import StructuredDataset
+from strata.data import mix
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", required=True)
@@ -28,6 +30,9 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--every", type=int, default=5)
 parser.add_argument("--own", choices=["dataset", "sampler", "stateful"], help="a dataset of its own, not files")
+parser.add_argument(
+    "--batches", choices=["rows", "tokens", "mix"], default="rows", help="how batches of files are made"
+)
 parser.add_argument("--step-s", type=float, default=0.0, help="sleep after each step")
 parser.add_argument("--until", type=Path, help="sleep no more when there is this file")
 parser.add_argument("--gate", type=Path, help="wait after the step whose number is in this file, or a later one")
@@ -80,6 +85,24 @@ elif arguments.own == "dataset":
     loader = ctx.dataloader(
         Rows(), batch_size=arguments.batch_size, shuffle=True, num_workers=2, persistent_workers=True
     )
+elif arguments.batches == "tokens":
+    loader = ctx.dataloader(
+        arguments.data,
+        "parquet",
+        batch_tokens=240,
+        length_buckets=True,
+        sequences="padded",
+        shuffle=True,
+        shuffle_buffer_size=128,
+    )
+elif arguments.batches == "mix":
+    ranks = {"rank": ctx.rank, "num_ranks": ctx.world_size}
+    sources = {
+        path.name: StructuredDataset.create_dataloader(path, columns=["id", *"abcy"], shuffle=True, **ranks)[0]
+        for path in sorted(Path(arguments.data).iterdir())
+    }
+    sizes = {name: source.dataset.plan.num_rows for name, source in sources.items()}
+    loader = ctx.attach(mix(sources, sizes, batch_size=arguments.batch_size))
 else:
     loader = ctx.dataloader(
         arguments.data, "parquet", batch_size=arguments.batch_size, shuffle=True, shuffle_seed=3, tail="uneven"

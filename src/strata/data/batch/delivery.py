@@ -52,10 +52,11 @@ class Deliverer:
         row_bytes: int,
         lengths: RowLengths | None = None,
         max_length: int | None = None,
+        cut_columns: Sequence[str] = (),
     ) -> None:
         """
         `policies`: None if a transform must show the columns first. `vocabularies`: by column.
-        `max_length`: cuts lists that are longer, in the column that decides the length of a row.
+        `max_length`: cuts longer lists in these columns, of which the first decides the length of a row.
         """
         self._plan = plan
         self._config = config
@@ -67,6 +68,7 @@ class Deliverer:
         self.lengths = lengths
         """The lengths of rows, if batches are made by bytes or tokens."""
         self._max_length = max_length
+        self._cut_columns = cut_columns
         self._made = None if policies is None else self._make(policies)
 
     @property
@@ -82,7 +84,7 @@ class Deliverer:
             NullsFound, SchemaMismatch: The rows do not fit the policies.
         """
         if self._max_length is not None and self.lengths is not None:
-            table = cut_lists(table, self.lengths.columns[0], self._max_length)
+            table = cut_lists(table, self._cut_columns, self._plan.columns, self._max_length)
         made = self._made
         if made is None:
             with self._lock:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from strata.data.batch.output import PaddedRows, RaggedRows
+from strata.data.batch.output import PackedRows, PaddedRows, RaggedRows
 from strata.data.batch.policy import Kind
 from strata.errors import SchemaMismatch
 
@@ -82,7 +82,14 @@ def num_rows(batch: Any) -> int:
     if not isinstance(batch, dict):
         return int(batch.num_rows) if isinstance(batch, pa.RecordBatch) else len(batch)
     column = next(iter(batch.values()), ())
-    return len(column.offsets if isinstance(column, RaggedRows) else _first(column))
+    match column:
+        case RaggedRows():
+            return len(column.offsets)
+        case PaddedRows():
+            return len(column.lengths)
+        case PackedRows():
+            return len(column.cu_seqlens) - 1
+    return len(column)
 
 
 def join(parts: Sequence[tuple[str, Any]], order: Ints | None) -> Any:
@@ -135,6 +142,13 @@ def _joined(column: str, parts: Sequence[tuple[str, Any]]) -> Any:
         sizes = np.cumsum([0, *(len(part.values) for part in values[:-1])]).tolist()
         offsets = [part.offsets + size for part, size in zip(values, sizes, strict=True)]
         return RaggedRows(_concatenated([part.values for part in values]), _concatenated(offsets))
+    if isinstance(sample, PackedRows):
+        return PackedRows(
+            _concatenated([part.values for part in values]),
+            _ends(sample, np.concatenate([np.diff(np.asarray(part.cu_seqlens)) for part in values])),
+            _concatenated([part.positions for part in values]),
+            max(part.max_seqlen for part in values),
+        )
     if isinstance(sample, PaddedRows):
         width = max(part.values.shape[1] for part in values)
         return PaddedRows(
@@ -175,8 +189,10 @@ def _described(part: Any) -> str:
     """Return what must be equal in all parts, as readable text."""
     if isinstance(part, RaggedRows):
         return f"{part.values.dtype} values, offsets"
+    if isinstance(part, PackedRows):
+        return f"{part.values.dtype} values, cu_seqlens"
     if isinstance(part, PaddedRows):
-        return "bytes, lengths"
+        return f"{part.values.dtype} × longest, lengths"
     return str(part.dtype) if _is_array(part) else type(part).__name__
 
 
@@ -242,16 +258,27 @@ def _taken(values: Any, order: Ints) -> Any:
         return [values[row] for row in order.tolist()]
     if isinstance(values, PaddedRows):
         return PaddedRows(*(part[order] for part in values))
+    if isinstance(values, PackedRows):
+        ends = np.asarray(values.cu_seqlens).astype(np.int64)
+        lengths, places = _places(ends, order)
+        return PackedRows(values.values[places], _ends(values, lengths), values.positions[places], values.max_seqlen)
     if not isinstance(values, RaggedRows):
         return values[order]
-    offsets = np.asarray(values.offsets)
-    lengths = np.diff(offsets, append=len(values.values))[order]
+    lengths, places = _places(np.append(np.asarray(values.offsets), len(values.values)), order)
     made = np.cumsum(lengths) - lengths
-    places = np.arange(int(lengths.sum())) + np.repeat(offsets[order] - made, lengths)
     if isinstance(values.offsets, np.ndarray):
         return RaggedRows(values.values[places], made)
     return RaggedRows(values.values[places], values.offsets.new_tensor(made))
 
 
-def _first(column: Any) -> Any:
-    return column[0] if isinstance(column, PaddedRows) else column
+def _places(bounds: Ints, order: Ints) -> tuple[Ints, Ints]:
+    """Return the lengths of rows in this order, and the places of their values."""
+    lengths = np.diff(bounds)[order]
+    made = np.cumsum(lengths) - lengths
+    return lengths, np.arange(int(lengths.sum())) + np.repeat(bounds[:-1][order] - made, lengths)
+
+
+def _ends(like: PackedRows, lengths: Ints) -> Any:
+    """Return `cu_seqlens` of rows with these lengths."""
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return ends if isinstance(like.cu_seqlens, np.ndarray) else like.cu_seqlens.new_tensor(ends)

@@ -289,6 +289,22 @@ class BinSteps:
         parts = self._parts(batch)
         return parts[rank % len(parts)]
 
+    def given_rows(self, batch: int) -> int:
+        """Return how many rows all ranks together get, including repeated rows."""
+        begin, end = self._bins_of(batch)
+        if end - begin == self.world_size:
+            return int(self.bins.starts[end] - self.bins.starts[begin])
+        parts = self._parts(batch)
+        return sum(high - low for _, low, high in (parts[rank % len(parts)] for rank in range(self.world_size)))
+
+    @property
+    def fewest_rows(self) -> int:
+        """Rows of the smallest batch of a rank; there must be batches."""
+        last = self.num_batches - 1
+        full = np.diff(self.bins.starts[self.first_bin : self._bins_of(last)[0] + 1])
+        rest = [high - low for _, low, high in self._parts(last)]
+        return min([*rest, int(full.min(initial=rest[0]))])
+
     def repeated_rows(self, batch: int, rank: int) -> int:
         """Return how many rows of a rank's batch another rank of the step gets as well."""
         begin, end = self._bins_of(batch)

@@ -109,7 +109,10 @@ def read_cursor(state: Mapping[str, Any]) -> Cursor:
     try:
         cursor = msgspec.convert(dict(state), Cursor, strict=True)
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidArgument(f"this is not a loader's state_dict(): {error}", field="state") from error
+        raise InvalidArgument(
+            f"this is not a loader's state_dict() ({error}); if a mix saved it, load it into a mix of the same sources",
+            field="state",
+        ) from error
     for name, limit in _LIMITS.items():
         count = getattr(cursor, name)
         if not 0 <= count <= limit:

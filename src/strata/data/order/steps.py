@@ -130,6 +130,11 @@ class Steps:
         return self.given_rows(batch) - (stop - start)
 
     @property
+    def fewest_rows(self) -> int:
+        """Rows of the smallest batch of a rank; there must be batches."""
+        return self.given_rows(self.num_batches - 1) // self.world_size  # only the last one may be smaller
+
+    @property
     def dropped_rows(self) -> int:
         """Rows at the end of the epoch that no rank gets."""
         return self._rest if self.tail == "drop" else 0

@@ -20,7 +20,7 @@ from strata.data.arrow_types import is_list, is_stringlike, physical, plain, rec
 from strata.errors import DataError, InvalidArgument, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import numpy.typing as npt
 
@@ -70,7 +70,7 @@ def choose_columns(schema: pa.Schema, unit: str, length_column: str | None) -> t
     lists = [name for name, kind in known.items() if is_list(kind)]
     texts = [name for name, kind in known.items() if is_stringlike(kind)]
     if length_column is not None:
-        if length_column not in known:
+        if length_column not in list(known):  # a list of names has no hash
             raise InvalidArgument(
                 f"length_column={length_column!r} is not delivered; use one of {', '.join(known)}, or add it to "
                 "columns=",
@@ -126,26 +126,24 @@ def _lengths_of(array: pa.Array, name: str, unit: str, place: str) -> npt.NDArra
     return width * lengths
 
 
-def cut_lists(table: pa.Table, column: str, limit: int) -> pa.Table:
-    """Return the table with the rows of a list column cut to `limit` values, and those of list columns like it.
+def cut_lists(table: pa.Table, columns: Sequence[str], known: Collection[str], limit: int) -> pa.Table:
+    """Return the table with the rows of these list columns cut to `limit` values.
 
-    A list column is like it if all of its rows are as long, as labels are as long as input ids.
+    Other list columns than the `known` ones come from a transform. They are cut if all of their rows are as long as
+    those of the first column.
     """
-    if column not in table.column_names:  # a transform left it out
-        return table
-    lengths = pc.list_value_length(table[column])
-    if (pc.max(lengths).as_py() or 0) <= limit:
-        return table
-    for place, field in enumerate(table.schema):
-        if is_list(field.type) and (
-            field.name == column or _as_numbers(lengths).equals(_as_numbers(pc.list_value_length(table[field.name])))
-        ):
+    lists = [(place, field) for place, field in enumerate(table.schema) if is_list(field.type)]
+    like = _list_lengths(table, columns[0]) if any(field.name == columns[0] for _, field in lists) else None
+    for place, field in lists:
+        is_made_alike = field.name not in known and like is not None and like.equals(_list_lengths(table, field.name))
+        if field.name in columns or is_made_alike:
             table = table.set_column(place, field, pc.list_slice(table[field.name], 0, limit).cast(field.type))
     return table
 
 
-def _as_numbers(lengths: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([lengths.cast(pa.int64()).combine_chunks()])
+def _list_lengths(table: pa.Table, column: str) -> pa.Array:
+    lengths = pc.list_value_length(table[column].combine_chunks())
+    return pc.fill_null(lengths, 0).cast(pa.int64())
 
 
 def _given(array: pa.Array, kind: pa.DataType, name: str, place: str) -> npt.NDArray[np.int64]:

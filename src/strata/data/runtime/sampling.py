@@ -98,10 +98,11 @@ def make_deliverer(
             else estimate_row_bytes(plan)
         )
         lengths = b"" if size is None else find_lengths(recipe, config, length_columns)
-        return msgspec.msgpack.encode((to_bytes(found.values()), width, lengths))
+        cut = _columns_to_cut(recipe, config, length_columns, lengths)
+        return msgspec.msgpack.encode((to_bytes(found.values()), width, lengths, cut))
 
     # Called even if nothing is missing: a rank with other arguments must not wait for a broadcast that never comes.
-    values, row_bytes, packed = msgspec.msgpack.decode(share(sample), type=tuple[bytes, int, bytes])
+    values, row_bytes, packed, cut = msgspec.msgpack.decode(share(sample), type=tuple[bytes, int, bytes, list[str]])
     shared = from_bytes(values)
     for policy in missing:
         if policy.name not in shared:
@@ -119,6 +120,7 @@ def make_deliverer(
         row_bytes=row_bytes,
         lengths=lengths,
         max_length=None if size is None or lengths is None else _checked_limit(size, plan, lengths),
+        cut_columns=cut,
     )
 
 
@@ -234,6 +236,23 @@ def find_lengths(recipe: Recipe, config: LoaderConfig, columns: tuple[str, ...])
     return data
 
 
+def _columns_to_cut(recipe: Recipe, config: LoaderConfig, columns: tuple[str, ...], lengths: bytes) -> list[str]:
+    """Return the columns whose lists are cut together: the one with the lengths, and those as long in every row."""
+    plan, size = recipe.plan, config.order.size
+    if size is None or size.unit != "tokens" or size.long_rows != "truncate":
+        return []
+    values = RowLengths.from_bytes(columns, lengths, plan.num_rows).values
+    if not _are_lists(plan, columns) or not (values > size.limit).any():
+        return list(columns)
+    lists = [field.name for field in delivered_schema(plan) if is_list(plain(field.type))]
+
+    def is_as_long(name: str) -> bool:
+        found = RowLengths.from_bytes((name,), find_lengths(recipe, config, (name,)), plan.num_rows)
+        return np.array_equal(found.values, values)
+
+    return [*columns, *(name for name in lists if name not in columns and is_as_long(name))]
+
+
 def _lengths_key(recipe: Recipe, unit: str, columns: Sequence[str]) -> str:
     """Return the cache key of lengths: a hash of what decides the rows, their values and how they are counted."""
     plan = recipe.plan
@@ -252,15 +271,13 @@ def _checked_limit(size: SizeConfig, plan: Plan, lengths: RowLengths) -> int | N
     """
     too_long = lengths.values > size.limit
     num_long = int(np.count_nonzero(too_long))
-    if size.long_rows == "truncate":
-        kinds = [plain(plan.schema.field(name).type) for name in lengths.columns]
-        if size.unit != "tokens" or not all(map(is_list, kinds)):
-            raise InvalidArgument(
-                f"long_rows='truncate' cuts lists of tokens, and the length of a row is that of "
-                f"{', '.join(lengths.columns)} in {size.unit}; use long_rows='skip', or batch_tokens= with a list "
-                "column as length_column=",
-                field="long_rows",
-            )
+    if size.long_rows == "truncate" and (size.unit != "tokens" or not _are_lists(plan, lengths.columns)):
+        raise InvalidArgument(
+            f"long_rows='truncate' cuts lists of tokens, and the length of a row is that of "
+            f"{', '.join(lengths.columns)} in {size.unit}; use long_rows='skip', or batch_tokens= with a list "
+            "column as length_column=",
+            field="long_rows",
+        )
     if not num_long:
         return None
     if size.long_rows == "raise":
@@ -272,7 +289,7 @@ def _checked_limit(size: SizeConfig, plan: Plan, lengths: RowLengths) -> int | N
             f"{num_long:,} of {plan.num_rows:,} rows are longer than {size.option}={size.limit:,}; the longest has "
             f"{int(lengths.values.max()):,} {size.unit}, and the first is row {within} of {plan.describe(unit)}. Raise "
             f"{size.option}=, or pass long_rows='skip' to leave them out"
-            + (" or 'truncate' to cut them" if size.unit == "tokens" else ""),
+            + (" or 'truncate' to cut them" if size.unit == "tokens" and _are_lists(plan, lengths.columns) else ""),
             field=size.option,
         )
     if size.long_rows == "skip" and num_long == plan.num_rows:
@@ -281,6 +298,10 @@ def _checked_limit(size: SizeConfig, plan: Plan, lengths: RowLengths) -> int | N
             f"raise {size.option}="
         )
     return size.limit if size.long_rows == "truncate" else None
+
+
+def _are_lists(plan: Plan, columns: Sequence[str]) -> bool:
+    return all(is_list(plain(plan.schema.field(name).type)) for name in columns)
 
 
 def _read_all(
