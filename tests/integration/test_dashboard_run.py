@@ -31,9 +31,13 @@ class Recorded:
     name = "job"
     range = (1, 4)
     num_workers = 2
+    takes_orders = True
 
     def __init__(self) -> None:
         self.orders: list[object] = []
+
+    def live_page(self) -> str | None:
+        return None
 
     def log(self, rank: int, attempt: int | None, num_lines: int) -> Log:
         return Log(rank, attempt or 0, (0,), ["a", "b"][-num_lines:])
@@ -78,6 +82,7 @@ def test_orders_reach_the_run_and_a_refusal_names_its_reason(tmp_path: Path) -> 
             "max_workers": 4,
             "num_workers": 2,
             "may_command": True,
+            "live_page": None,
         }
         assert client.post("/api/run/stop", json={"is_now": True}, headers=CSRF).status_code == 204
         assert client.post("/api/run/scale", json={"workers": 3}, headers=CSRF).status_code == 204

@@ -82,8 +82,11 @@ class Dashboard:
 
     def start(self, engine: Engine, hub: SessionHub) -> None:
         self._engine = engine
-        self._sampler = Sampler(engine, hub, history=self._history, interval_s=self._interval_s)
+        self._sampler = self._make_sampler(engine, hub)
         self._sampler.start()
+
+    def _make_sampler(self, engine: Engine, hub: SessionHub) -> Sampler:
+        return Sampler(engine, hub, history=self._history, interval_s=self._interval_s)
 
     def load(self) -> None:
         other = ("http.login", "http.pages", "http.routes", "http.run", "live.broadcast", "studies.routes")

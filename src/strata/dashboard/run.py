@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from strata.errors import ConfigError, InvalidArgument
 from strata.launch import control
+from strata.launch.record.directory import UNDER_WAY, state_now
 from strata.launch.record.log import last_lines
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ class RunControl(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def takes_orders(self) -> bool:
+        """Whether the routes of orders exist."""
+        ...
+
+    def live_page(self) -> str | None:
+        """Return where the run has its page if this is another one; empty if it has none, None if this is it."""
+        ...
 
     @property
     def range(self) -> tuple[int, int]:
@@ -63,8 +73,20 @@ class RunControl(Protocol):
 class DirectoryRun:
     """Implements `RunControl` for the run of a directory."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, *, is_over: bool = False) -> None:
+        """`is_over`: this is the page of what the run has left behind, which takes no orders."""
         self._directory = directory
+        self._is_over = is_over
+
+    @property
+    def takes_orders(self) -> bool:
+        return not self._is_over
+
+    def live_page(self) -> str | None:
+        status = self._directory.status
+        if not self._is_over or status is None or state_now(status) not in UNDER_WAY:
+            return None
+        return status.page
 
     @property
     def name(self) -> str:

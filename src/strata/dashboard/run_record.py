@@ -5,9 +5,10 @@ Blocks while it reads, so routes call it on another thread.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from strata.coordinator.state import events as e
 from strata.dashboard.goodput import RunTimes
@@ -27,9 +28,27 @@ MAX_ENTRIES = 10_000
 PAGE = 1_000
 
 
+class Ending(NamedTuple):
+    """The end of a run that is over, as far as its directory tells."""
+
+    state: str
+    """`done`, `failed`, `stopped`, or `interrupted`: its agent was killed."""
+    reason: str
+    began_at_s: float
+    ended_at_s: float
+    """The time of its last record."""
+    step: int
+    num_restarts: int
+    log_ranks: list[int]
+    missing: list[str]
+    """What the directory does not have, and what is therefore not shown."""
+
+
 class RunRecord:
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, *, until_s: float = math.inf) -> None:
+        """`until_s`: the end of the timeline. A run that is over may be resumed while its page is open."""
         self._directory = directory
+        self._until_s = until_s
         self._generations = Generations()
         self._lock = Lock()
         """Several pages may ask at once, each on its own thread."""
@@ -39,7 +58,9 @@ class RunRecord:
 
     def events(self, job_id: str) -> list[RunEvent]:
         """Return the timeline of the run; nothing for other jobs."""
-        return self._directory.events() if self.is_of(job_id) else []
+        if not self.is_of(job_id):
+            return []
+        return [event for event in self._directory.events() if event.at_s <= self._until_s]
 
     def times(self, job_id: str) -> RunTimes:
         """Return when attempts were started and failed and when the run ended; nothing for other jobs."""
@@ -63,7 +84,7 @@ class RunRecord:
             return [], 0
         with self._lock:
             known = self._generations.read(journal, job_id, last_seq=last_seq)
-        found = recoveries(self._directory.events(), known)
+        found = recoveries(self.events(job_id), known)
         newest = found[max(len(found) - limit, 0) :]
         logs = {(log.attempt, log.rank): log.path for log in self._directory.logs()}
         paths = [logs.get((each.failed_attempt, each.rank)) if each.rank is not None else None for each in newest]

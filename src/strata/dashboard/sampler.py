@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from strata.coordinator.serve.session import SessionHub
     from strata.coordinator.state.core import Core
     from strata.dashboard.health import Finding, Verdict
+    from strata.dashboard.run_record import Ending
     from strata.dashboard.sample import JobSample, Spread
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Sampler:
 
     def __init__(self, engine: Engine, hub: SessionHub, *, history: Path | None, interval_s: float) -> None:
         self.interval_s = interval_s
+        self.ended: Ending | None = None
+        """The end of the run whose state this is; None while it is active."""
         self.store = HistoryStore()
         self.rates = StepRates()
         self.lives = Lives()
@@ -126,6 +129,9 @@ class Sampler:
                 await self._sampled.wait()
         return self.latest
 
+    def age_s(self, sample: Sample) -> float:
+        return self._engine.metrics.now_s() - sample.monotonic_s
+
     async def sample(self) -> Sample | None:
         """Return the state now, or None if this coordinator cannot answer for it."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -190,14 +196,17 @@ class Sampler:
             for job in sample.jobs.values()
             if job.workers
         }
-        self.store.add("", sample.at_s, coordinator_values(sample))
-        for job in sample.jobs.values():
-            if job.workers:
-                self.store.add(job.job_id, sample.at_s, self.values_of(job))
+        self._add_values(sample)
         self.latest = sample
         self._sampled.set()
         for listener in self.listeners:
             listener(sample)
+
+    def _add_values(self, sample: Sample) -> None:
+        self.store.add("", sample.at_s, coordinator_values(sample))
+        for job in sample.jobs.values():
+            if job.workers:
+                self.store.add(job.job_id, sample.at_s, self.values_of(job))
 
     def values_of(self, job: JobSample) -> dict[str, Spread]:
         """Return the newest values of a job's series."""

@@ -10,6 +10,7 @@ import { type Command, useCommands } from "@/shared/ui/commands";
 import { Icon, type IconName } from "@/shared/ui/Icon";
 import { useQuery } from "@/shared/url/useQuery";
 import { ConnectionBadge } from "./ConnectionBadge";
+import { EndedNotice } from "./EndedNotice";
 import { HealthLine } from "./HealthLine";
 import { JobSwitcher } from "./JobSwitcher";
 import { Mark } from "./Mark";
@@ -175,6 +176,7 @@ export function Shell({ children, hasCoordinator }: { children: ReactNode; hasCo
         </div>
       </header>
       <main id="main" className="main" tabIndex={-1}>
+        <EndedNotice />
         {children}
       </main>
       {isOpen && (

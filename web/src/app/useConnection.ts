@@ -2,6 +2,7 @@ import { useCallback, useEffect, useState } from "react";
 import { ApiError, whenUnauthenticated } from "@/shared/api/client";
 import { getOverview } from "@/shared/api/getOverview";
 import { getSession } from "@/shared/api/getSession";
+import type { Overview } from "@/shared/api/types";
 import { receive, useLive, withOverview } from "@/shared/live/store";
 import { openStream } from "@/shared/live/stream";
 
@@ -33,10 +34,10 @@ export function useConnection(): ConnectionState {
       if (!isOver) setPhase("login");
     });
 
-    const load = async (): Promise<string> => {
+    const load = async (): Promise<Overview> => {
       const overview = await getOverview();
       if (!isOver) useLive.setState((state) => withOverview(state, overview), true);
-      return overview.cursor;
+      return overview;
     };
 
     const begin = async (): Promise<void> => {
@@ -47,9 +48,9 @@ export function useConnection(): ConnectionState {
         setPhase("login");
         return;
       }
-      let cursor: string;
+      let overview: Overview;
       try {
-        cursor = await load();
+        overview = await load();
       } catch (reason) {
         if (reason instanceof ApiError && reason.status === 404) {
           setPhase("offline-only"); // `strata dashboard DIR`: checkpoints without a coordinator
@@ -60,8 +61,9 @@ export function useConnection(): ConnectionState {
       if (isOver) return;
       setError(undefined);
       setPhase("ready");
+      if (overview.ended !== null) return; // nothing changes any more
       close = openStream({
-        cursor,
+        cursor: overview.cursor,
         on: (name, data) => {
           if (name === "reset") load().catch(() => undefined);
           receive(name, data);

@@ -104,6 +104,11 @@ class Engine:
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever(), name="strata-ticker")
         self._schedule_flush()
 
+    def replay(self) -> None:
+        """Rebuild the state of a coordinator that has ended. Nothing is watched, and reads write nothing."""
+        self._rebuild()
+        self.core.end()
+
     async def stop_watching(self) -> None:
         """Stop declaring workers dead: connections that close from now on close because we shut down."""
         if self._ticker is not None:

@@ -90,6 +90,12 @@ class Core:
         for job in self.jobs.values():
             job.tick(self._last_tick_s, lenient=self._last_tick_s < self._lenient_until_s)
 
+    def end(self) -> None:
+        """Take the members out of a replayed state whose coordinator has ended: none of them runs any more."""
+        for job in self.jobs.values():
+            job.membership.end()
+        self.drain()
+
     # -- decisions -------------------------------------------------------------------------------------------------
 
     @property

@@ -368,6 +368,11 @@ class Membership:
             member.joined_s = None  # the journal has no monotonic times
             member.suspect_since_s = None
 
+    def end(self) -> None:
+        """Forget the members, without a new generation: it would be none that any of them has seen."""
+        self.members.clear()
+        self._ranks = None
+
     def ranked(self) -> Iterator[tuple[int, Member]]:
         return enumerate(self.members.values())
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from fastapi import APIRouter
 
+    from strata.dashboard.explorer.limits import ExplorerConfig
     from strata.dashboard.explorer.places import Places
     from strata.dashboard.explorer.routes import ExplorerRouter
 
@@ -38,6 +39,28 @@ class ExplorerPart:
         if self._router is not None and self._places is not None:
             self._router.close()
             self._places.close()
+
+
+class OpenPlaces:
+    """Implements `Part` for places that are open already."""
+
+    def __init__(self, places: Places, config: ExplorerConfig) -> None:
+        self._places, self._config = places, config
+        self._router: ExplorerRouter | None = None
+
+    def load(self) -> None:
+        importlib.import_module("strata.dashboard.explorer.routes")
+
+    def add_to(self, router: APIRouter) -> None:
+        from strata.dashboard.explorer.routes import make_router  # noqa: PLC0415 - imports FastAPI
+
+        self._router = make_router(self._places, config=self._config)
+        router.include_router(self._router)
+
+    def close(self) -> None:
+        if self._router is not None:
+            self._router.close()
+        self._places.close()
 
 
 class NoPlaces:

@@ -10,7 +10,7 @@ import asyncio
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fastapi import FastAPI, Request
 
@@ -103,11 +103,37 @@ def make_explorer_app(
     return app
 
 
-class ExplorerServer:
+class Site(Protocol):
+    """What a server serves."""
+
+    def make_app(self, guard: Guard, config: CoordinatorConfig) -> FastAPI:
+        """Return the application; called once, on the event loop."""
+        ...
+
+    async def stop(self) -> None:
+        """End open responses, and release what the application used, which is still served."""
+        ...
+
+
+class ExplorerSite:
+    """Checkpoints and studies."""
+
+    def __init__(self, places: Places, explorer: ExplorerConfig, studies: Studies) -> None:
+        self._places, self._explorer, self._studies = places, explorer, studies
+
+    def make_app(self, guard: Guard, config: CoordinatorConfig) -> FastAPI:
+        names = own_names(config)
+        return make_explorer_app(self._places, guard, names=names, config=self._explorer, studies=self._studies)
+
+    async def stop(self) -> None:
+        pass  # the application closes its places when it ends
+
+
+class PageServer:
     """Start it inside a running event loop; `start` returns its URL."""
 
-    def __init__(self, places: Places, config: ServerConfig, explorer: ExplorerConfig, studies: Studies) -> None:
-        self._places, self._config, self._explorer, self._studies = places, config, explorer, studies
+    def __init__(self, site: Site, config: ServerConfig) -> None:
+        self._site, self._config = site, config
         self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -120,9 +146,6 @@ class ExplorerServer:
         config = self._config
         guard = Guard(grants_from(config.security.tokens))
         require_safe(config.address, config.security, guard, field="host")
-        names = own_names(CoordinatorConfig(http=str(config.address), security=config.security))
-        app = make_explorer_app(self._places, guard, names=names, config=self._explorer, studies=self._studies)
-        server = self._server = make_server(app, config.security)
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         try:
             listening = socket.create_server((config.host, config.port), family=family)
@@ -131,28 +154,24 @@ class ExplorerServer:
                 f"{config.address} cannot be bound ({error.strerror}); choose another --port, or 0 for a free one",
                 field="port",
             ) from error
+        app = self._site.make_app(guard, CoordinatorConfig(http=str(config.address), security=config.security))
+        server = self._server = make_server(app, config.security)
         self._task = asyncio.create_task(server.serve(sockets=[listening]), name="strata-explorer")
         host, port = listening.getsockname()[:2]
         return f"{'https' if config.security.certificate else 'http'}://{Address(host, port)}"
 
     async def stop(self) -> None:
+        await self._site.stop()
         if self._server is not None:
             self._server.should_exit = True
         if self._task is not None:
             await self._task
 
 
-def run(
-    places: Places,
-    config: ServerConfig,
-    explorer: ExplorerConfig,
-    *,
-    announce: Callable[[str], None],
-    studies: Studies | None = None,
-) -> None:
+def serve(site: Site, config: ServerConfig, *, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        ConfigError: See `ExplorerServer.start`.
+        ConfigError: See `PageServer.start`.
     """
-    asyncio.run(serve_until_shutdown(lambda: ExplorerServer(places, config, explorer, studies or Studies()), announce))
+    asyncio.run(serve_until_shutdown(lambda: PageServer(site, config), announce))

@@ -100,11 +100,25 @@ class CoordinatorFigures(Model):
     workers_by_state: dict[WorkerStateName, int]
 
 
+class RunEnd(Model):
+    """The end of a run that is over."""
+
+    state: str = Field(description="done, failed, stopped, or interrupted: its agent was killed.")
+    reason: str
+    began_at_s: float
+    ended_at_s: float = Field(description="The time of the last record in its directory.")
+    step: int
+    num_restarts: int
+    log_ranks: list[int] = Field(description="Ranks that have a log; at most 1,000.")
+    missing: list[str] = Field(description="What its directory does not have, and what is therefore not shown.")
+
+
 class Overview(CoordinatorFigures):
     cursor: str = Field(description="Pass this to /api/live to get what is newer.")
     version: str
     health: HealthState
     jobs: Page[OverviewJob] = Field(description="Jobs with workers first, then the newest.")
+    ended: RunEnd | None = Field(description="The end of the run whose page this is; null while it is active.")
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
@@ -144,6 +158,10 @@ class RunInfo(Model):
     max_workers: int
     num_workers: int | None = Field(description="Without parameter servers; null before the run has started.")
     may_command: bool = Field(description="Whether this session may stop and scale the run.")
+    live_page: str | None = Field(
+        description="On the page of a run that is over: where the run has its page if it was resumed, empty if it has "
+        "none; null if it was not resumed."
+    )
 
 
 class WorkerLog(Model):

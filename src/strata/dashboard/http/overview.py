@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from strata.dashboard.health import Verdict
+    from strata.dashboard.run_record import Ending
     from strata.dashboard.sample import JobSample, Sample, Spread
 
 MAX_VALUES = 24
@@ -101,6 +102,7 @@ def overview(
     job: Callable[[JobSample], m.OverviewJob],
     verdict: Verdict,
     cursor: str,
+    ended: Ending | None,
     limit: int,
     offset: int,
 ) -> m.Overview:
@@ -111,4 +113,11 @@ def overview(
     page = Page[m.OverviewJob](
         items=items, total=len(jobs), limit=limit, offset=offset, next_offset=end if end < len(jobs) else None
     )
-    return m.Overview(**dict(figures(sample)), cursor=cursor, version=__version__, health=health(verdict), jobs=page)
+    return m.Overview(
+        **dict(figures(sample)),
+        cursor=cursor,
+        version=__version__,
+        health=health(verdict),
+        jobs=page,
+        ended=None if ended is None else m.RunEnd(**ended._asdict()),
+    )

@@ -69,6 +69,7 @@ class Overviews:
                 job=self._job,
                 verdict=self._sampler.health(sample),
                 cursor=self._broadcast.feed.cursor,
+                ended=self._sampler.ended,
                 limit=limit,
                 offset=offset,
             )
@@ -92,7 +93,7 @@ async def current(engine: Engine, sampler: Sampler) -> Sample:
     if elsewhere := engine.not_leader():
         raise elsewhere
     sample = await sampler.current()
-    if sample is None or engine.metrics.now_s() - sample.monotonic_s > STALE_S:
+    if sample is None or sampler.age_s(sample) > STALE_S:
         raise engine.failure or CoordinatorUnavailable("there is no recent sample of the jobs; try again")
     return sample
 

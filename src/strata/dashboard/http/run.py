@@ -23,7 +23,7 @@ Lines = Annotated[int, Query(ge=1, le=MAX_LINES, description="The maximum number
 
 
 def add_run(doors: Doors, run: RunControl | None) -> None:
-    """Add the routes; without a run, `/api/run` is null, and the others are refused."""
+    """Add the routes. Without a run, `/api/run` is null, and others are refused. A run that is over has no orders."""
     access = doors.access
 
     async def admin(request: Request) -> None:
@@ -39,17 +39,17 @@ def add_run(doors: Doors, run: RunControl | None) -> None:
         """Return the run whose page this is; null for a coordinator of its own."""
         if run is None:
             return None
-        is_admin = access.role_of(request) >= Role.ADMIN
-        (least, most), num_workers = await asyncio.to_thread(lambda: (run.range, run.num_workers))
-        return m.RunInfo(
-            name=run.name, min_workers=least, max_workers=most, num_workers=num_workers, may_command=is_admin
-        )
+        may_command = run.takes_orders and access.role_of(request) >= Role.ADMIN
+        return await asyncio.to_thread(_info, run, may_command=may_command)
 
     @doors.guarded.get("/api/run/log")
     async def log(rank: Rank, attempt: Attempt = None, lines: Lines = 200) -> m.WorkerLog:
         """Return the end of a worker's log."""
         found = await asyncio.to_thread(known().log, rank, attempt, lines)
         return m.WorkerLog(rank=found.rank, attempt=found.attempt, attempts=list(found.attempts), lines=found.lines)
+
+    if run is not None and not run.takes_orders:
+        return
 
     @doors.guarded.post("/api/run/stop", dependencies=[Depends(admin)], status_code=204)
     async def stop(body: Annotated[m.StopRequest, Body()]) -> None:
@@ -65,6 +65,18 @@ def add_run(doors: Doors, run: RunControl | None) -> None:
     async def stacks(body: Annotated[m.StacksRequest, Body()]) -> None:
         """Write the stacks of a worker's threads to its log; the worker continues."""
         await _order(known().dump_stacks, rank=body.rank)
+
+
+def _info(run: RunControl, *, may_command: bool) -> m.RunInfo:
+    least, most = run.range
+    return m.RunInfo(
+        name=run.name,
+        min_workers=least,
+        max_workers=most,
+        num_workers=run.num_workers,
+        may_command=may_command,
+        live_page=run.live_page(),
+    )
 
 
 async def _order(send: object, **arguments: object) -> None:

@@ -11,13 +11,12 @@ import hashlib
 import re
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strata.clock import SystemClock
 from strata.errors import ConfigError, InvalidArgument
 from strata.launch import control
-from strata.launch.record.directory import UNDER_WAY, is_alive, open_directory, open_run, state_now
+from strata.launch.record.directory import UNDER_WAY, find_run, is_alive, state_now
 from strata.tune.analysis import importances_of
 from strata.tune.journal import JOURNAL, JournalFollower
 from strata.tune.schedulers import RunAll
@@ -168,18 +167,7 @@ class StudySource:
 
 def open_study(location: str) -> StudySource | None:
     """Open the directory or the name of a study, or a unique prefix of its name; return None for anything else."""
-    path = Path(location).expanduser()
-    if "://" in location:
-        return None
-    if path.is_dir():
-        found = open_directory(path.absolute())
-    elif path.name == location and not path.exists():
-        try:
-            found = open_run(location)
-        except ConfigError:
-            return None  # whoever opens it as something else reports all that was tried
-    else:
-        return None
+    found = find_run(location)
     return StudySource(found) if found is not None and (found.path / JOURNAL).is_file() else None
 
 

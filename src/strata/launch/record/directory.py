@@ -426,6 +426,25 @@ def open_directory(path: Path) -> RunDirectory | None:
     return _open(path) if (path / "run.json").is_file() else None
 
 
+def find_run(location: str) -> RunDirectory | None:
+    """Return the run of a directory, of a name or of a unique prefix of a name; None if the location is none of these.
+
+    Raises:
+        ConfigError: The run is damaged.
+    """
+    path = Path(location).expanduser()
+    if "://" in location:
+        return None
+    if path.is_dir():
+        return open_directory(path.absolute())
+    if path.name != location or path.exists():
+        return None
+    try:
+        return open_run(location)
+    except ConfigError:
+        return None  # whoever opens it as something else reports all that was tried
+
+
 def remove(run: RunDirectory) -> None:
     """Delete a run's directory, with its logs and the checkpoints in it.
 

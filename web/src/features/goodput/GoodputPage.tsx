@@ -2,6 +2,7 @@ import { getGoodput } from "@/shared/api/getGoodput";
 import type { GoodputEntry } from "@/shared/api/types";
 import { useApi } from "@/shared/api/useApi";
 import { duration, percent, plural } from "@/shared/format/numbers";
+import { useLive } from "@/shared/live/store";
 import { useJob } from "@/shared/live/useJob";
 import { Command, Empty, Failure, Loading } from "@/shared/ui/Notice";
 import { Panel } from "@/shared/ui/Panel";
@@ -15,6 +16,7 @@ const MAX_SHOWN = 8;
 /** Where the wall time of a run went, as parts that add up to all of it. */
 export default function GoodputPage() {
   const { jobId } = useJob();
+  const isOver = useLive((state) => state.ended !== undefined);
   const { data, error, reload } = useApi(`goodput ${jobId}`, (signal) => getGoodput(jobId, signal), {
     everyS: REFRESH_S,
     enabled: jobId !== "",
@@ -29,7 +31,12 @@ export default function GoodputPage() {
       </div>
       {error !== undefined && <Failure error={error} onRetry={reload} />}
       {jobId !== "" && data === undefined && error === undefined && <Loading rows={4} label="Loading the ledger" />}
-      {(jobId === "" || (data !== undefined && data.run === null)) && (
+      {isOver && data?.run === null && (
+        <Empty icon="overview" title="Not recorded">
+          <p>The processes of a run are recorded in its history, and this run has kept none.</p>
+        </Empty>
+      )}
+      {!isOver && (jobId === "" || (data !== undefined && data.run === null)) && (
         <Empty icon="overview" title="Nothing measured yet">
           <p>The ledger begins when the first worker of a run joins. Start one:</p>
           <Command>strata run --workers 2 train.py</Command>

@@ -42,7 +42,10 @@ export function Charts({ job }: { job: string }) {
   const to = parse(get("to"));
   const isZoomed = from !== undefined && to !== undefined && from < to;
   const windowS = WINDOWS[window_];
-  const zoom = isZoomed ? { from, to } : {};
+  const ended = useLive((state) => state.ended);
+  const isOver = ended !== undefined;
+  const whole = ended === undefined ? undefined : { from: ended.began_at_s, to: ended.ended_at_s };
+  const zoom = isZoomed ? { from, to } : (whole ?? {});
 
   const names = useApi(`series ${job}`, (signal) => getSeries(job, signal), { everyS: NAMES_EVERY_S });
   const jobGroups = useMemo(() => groups((names.data?.items ?? []).map((each) => each.name), titleOf), [names.data]);
@@ -56,6 +59,8 @@ export function Charts({ job }: { job: string }) {
   const first = Math.min(...[...ofJob.series.values(), ...ofCoordinator.series.values()].map((each) => each.t[0] ?? atS));
   const range: Range = isZoomed
     ? { from, to }
+    : whole !== undefined
+    ? { from: Math.min(Math.max(whole.from, first), whole.to - LEAST_S), to: whole.to }
     : { from: Math.min(Math.max(atS - windowS, first), atS - LEAST_S), to: atS };
 
   const logs = useMemo(() => new Set(get("log").split(",").filter((key) => key !== "")), [get]);
@@ -73,7 +78,7 @@ export function Charts({ job }: { job: string }) {
   };
   const commands: Command[] = useMemo(
     () =>
-      (Object.keys(WINDOWS) as Window[]).map((key) => ({
+      (isOver ? [] : (Object.keys(WINDOWS) as Window[])).map((key) => ({
         id: `window-${key}`,
         group: "Charts",
         label: `Show the last ${key}`,
@@ -81,7 +86,7 @@ export function Charts({ job }: { job: string }) {
           set({ window: key, from: null, to: null });
         },
       })),
-    [set],
+    [set, isOver],
   );
   useCommands("charts", commands);
 
@@ -116,9 +121,13 @@ export function Charts({ job }: { job: string }) {
                   set({ from: null, to: null });
                 }}
               >
-                Back to live
+                {whole === undefined ? "Back to live" : "Whole run"}
               </Button>
             </>
+          ) : whole !== undefined ? (
+            <span className="muted num">
+              {clock(range.from)} – {clock(range.to)}
+            </span>
           ) : (
             <Choice
               label="Time span"

@@ -2,6 +2,7 @@ import { render, screen } from "@testing-library/react";
 import { afterEach, expect, test } from "vitest";
 import type { JobSummary } from "@/shared/api/types";
 import { EMPTY, useLive } from "@/shared/live/store";
+import { EndedFigures } from "./EndedFigures";
 import { Figures } from "./Figures";
 import { JobsTable } from "./JobsTable";
 
@@ -50,4 +51,17 @@ test("the table of jobs marks the chosen one and tells how many are left out", (
   expect(screen.getByText("2 of 700")).toBeTruthy();
   expect(screen.getByRole("row", { current: true }).textContent).toContain("other");
   expect(screen.getByRole("link", { name: "flights" }).getAttribute("href")).toBe("/?job=flights");
+});
+
+test("a run that is over has the figures of its end", () => {
+  const ended = {
+    ...{ state: "failed", reason: "rank 1 failed 4 times", began_at_s: 1_000, ended_at_s: 1_090, step: 1_840 },
+    ...{ num_restarts: 3, log_ranks: [0, 1], missing: [] },
+  };
+  render(<EndedFigures ended={ended} job={JOB} />);
+
+  expect(figure("End")).toBe("failed rank 1 failed 4 times");
+  expect(figure("Last step")).toBe("1,840 41 % of data");
+  expect(figure("Restarts")).toBe("3 3 recoveries");
+  expect(figure("Last checkpoint")).toBe("step 1,750 open it");
 });

@@ -2,6 +2,7 @@ import { useLive } from "@/shared/live/store";
 import { useJob } from "@/shared/live/useJob";
 import { Command, Empty } from "@/shared/ui/Notice";
 import { Charts } from "./Charts";
+import { EndedFigures } from "./EndedFigures";
 import { Figures } from "./Figures";
 import { JobsTable } from "./JobsTable";
 import { RecentEvents } from "./RecentEvents";
@@ -9,6 +10,7 @@ import "./overview.css";
 
 export function OverviewPage() {
   const jobs = useLive((state) => state.jobs);
+  const ended = useLive((state) => state.ended);
   const { jobId, job } = useJob();
 
   if (jobs.length === 0 && jobId === "") {
@@ -36,7 +38,7 @@ export function OverviewPage() {
           </p>
         </div>
       </div>
-      <Figures job={job} />
+      {ended === undefined ? <Figures job={job} /> : <EndedFigures ended={ended} job={job} />}
       {jobs.length > 1 && <JobsTable jobs={jobs} chosen={jobId} />}
       <Charts job={jobId} />
       <RecentEvents job={jobId} />

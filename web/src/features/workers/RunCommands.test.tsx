@@ -4,7 +4,7 @@ import { afterEach, beforeEach, expect, test, vi } from "vitest";
 import type { RunInfo } from "@/shared/api/types";
 import { RunCommands } from "./RunCommands";
 
-const RUN: RunInfo = { name: "job", min_workers: 1, max_workers: 4, num_workers: 1, may_command: true };
+const RUN: RunInfo = { name: "job", min_workers: 1, max_workers: 4, num_workers: 1, may_command: true, live_page: null };
 const sent = vi.fn<typeof fetch>();
 
 beforeEach(() => {

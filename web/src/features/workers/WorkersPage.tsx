@@ -5,6 +5,7 @@ import { getRun } from "@/shared/api/getRun";
 import type { Worker } from "@/shared/api/types";
 import { useApi } from "@/shared/api/useApi";
 import { count, duration, plural } from "@/shared/format/numbers";
+import { useLive } from "@/shared/live/store";
 import { useJob } from "@/shared/live/useJob";
 import { Button } from "@/shared/ui/Button";
 import { Select } from "@/shared/ui/Choice";
@@ -52,6 +53,7 @@ function Workers({ job }: { job: string }) {
   const sampled = useWorkers(job);
   const { workers, error, everyS, reload } = sampled;
   const { get, set } = useQuery();
+  const ended = useLive((state) => state.ended);
   const run = useApi("run", getRun).data ?? undefined;
   const logRank = /^\d+$/.test(get("log")) ? Number(get("log")) : undefined;
   const filter = { text: get("q"), state: get("state"), isSuspectOnly: get("suspect") === "true" };
@@ -80,7 +82,8 @@ function Workers({ job }: { job: string }) {
         <div>
           <h1>Workers</h1>
           <p className="lead">
-            {workers === undefined ? "Loading…" : plural(workers.length, "worker")} of {job}, sampled every {everyS} s
+            {workers === undefined ? "Loading…" : plural(workers.length, "worker")} of {job}
+            {ended === undefined && <>, sampled every {everyS} s</>}
           </p>
         </div>
         <div className="page-tools">
@@ -117,7 +120,24 @@ function Workers({ job }: { job: string }) {
       {workers !== undefined && workers.length > 0 && <StatesBar counts={counts} legend />}
       <section className="panel" aria-label="Workers">
         {workers === undefined && error === undefined && <Loading rows={8} label="Loading the workers" />}
-        {workers?.length === 0 && (
+        {workers?.length === 0 && ended !== undefined && (
+          <Empty icon="workers" title="This run is over">
+            <p>Its workers have left. {ended.log_ranks.length > 0 ? "Their logs:" : "It has no logs on this machine."}</p>
+            <div className="log-ranks">
+              {ended.log_ranks.map((rank) => (
+                <Button
+                  key={rank}
+                  onClick={() => {
+                    set({ log: rank.toString(), attempt: null });
+                  }}
+                >
+                  Log of rank {rank}
+                </Button>
+              ))}
+            </div>
+          </Empty>
+        )}
+        {workers?.length === 0 && ended === undefined && (
           <Empty icon="workers" title="This job has no workers now">
             They left or have not registered yet. The <Link href={`/events?job=${encodeURIComponent(job)}`}>events</Link>{" "}
             tell why.

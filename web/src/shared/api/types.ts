@@ -7,6 +7,7 @@ type D = Dashboard["schemas"];
 export type SessionInfo = D["SessionInfo"];
 export type LoginAnswer = D["LoginAnswer"];
 export type Overview = D["Overview"];
+export type RunEnd = D["RunEnd"];
 export type JobSummary = D["JobSummary"];
 export type JobState = JobSummary["state"];
 export type CoordinatorFigures = D["CoordinatorFigures"];

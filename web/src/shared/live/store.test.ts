@@ -25,6 +25,7 @@ const figures = {
 const overview: Overview = {
   ...figures,
   cursor: "c-1",
+  ended: null,
   version: "1",
   health,
   jobs: { items: [{ ...job("a", 1), values: {}, num_values: 0 }], total: 1, limit: 100, offset: 0, next_offset: null },

@@ -8,6 +8,7 @@ import type {
   LiveEvents,
   Overview,
   Points,
+  RunEnd,
   WorkersChanged,
 } from "@/shared/api/types";
 import type { Connection, LiveName } from "./stream";
@@ -28,6 +29,8 @@ export interface LiveState {
   jobs: JobSummary[];
   numJobs: number;
   recentEvents: EventLine[];
+  /** The end of the run whose page this is; undefined while it is active. */
+  ended: RunEnd | undefined;
 }
 
 export const EMPTY: LiveState = {
@@ -41,6 +44,7 @@ export const EMPTY: LiveState = {
   jobs: [],
   numJobs: 0,
   recentEvents: [],
+  ended: undefined,
 };
 
 export const useLive = create<LiveState>()(() => EMPTY);
@@ -56,6 +60,7 @@ export function withOverview(state: LiveState, overview: Overview): LiveState {
     health: overview.health,
     jobs: overview.jobs.items,
     numJobs: overview.jobs.total,
+    ended: overview.ended ?? undefined,
   };
 }
 

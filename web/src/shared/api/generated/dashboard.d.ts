@@ -1392,6 +1392,8 @@ export interface components {
              * @description Pass this to /api/live to get what is newer.
              */
             cursor: string;
+            /** @description The end of the run whose page this is; null while it is active. */
+            ended: components["schemas"]["RunEnd"] | null;
             health: components["schemas"]["HealthState"];
             /** @description Jobs with workers first, then the newest. */
             jobs: components["schemas"]["Page_OverviewJob_"];
@@ -1839,8 +1841,47 @@ export interface components {
             /** Reason */
             reason: string;
         };
+        /**
+         * RunEnd
+         * @description The end of a run that is over.
+         */
+        RunEnd: {
+            /** Began At S */
+            began_at_s: number;
+            /**
+             * Ended At S
+             * @description The time of the last record in its directory.
+             */
+            ended_at_s: number;
+            /**
+             * Log Ranks
+             * @description Ranks that have a log; at most 1,000.
+             */
+            log_ranks: number[];
+            /**
+             * Missing
+             * @description What its directory does not have, and what is therefore not shown.
+             */
+            missing: string[];
+            /** Num Restarts */
+            num_restarts: number;
+            /** Reason */
+            reason: string;
+            /**
+             * State
+             * @description done, failed, stopped, or interrupted: its agent was killed.
+             */
+            state: string;
+            /** Step */
+            step: number;
+        };
         /** RunInfo */
         RunInfo: {
+            /**
+             * Live Page
+             * @description On the page of a run that is over: where the run has its page if it was resumed, empty if it has none; null if it was not resumed.
+             */
+            live_page: string | null;
             /** Max Workers */
             max_workers: number;
             /**
