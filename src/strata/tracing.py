@@ -10,6 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
+import secrets
+import sys
 import threading
 import time
 from collections import deque
@@ -166,6 +169,7 @@ def connected() -> Callable[[Sequence[Span]], bool]:
         raise ImportError(f"{error}; pip install 'strata-runtime[otel]', or unset {ENDPOINTS[1]}") from None
     has_timeout = any(os.environ.get(name) for name in TIMEOUTS)
     exporter = OTLPSpanExporter(timeout=None if has_timeout else TIMEOUT_S)
+    _keep_off_random_numbers()
 
     def send(traces: Sequence[Span]) -> bool:
         return exporter.export(_of_sdk(traces)) is SpanExportResult.SUCCESS
@@ -173,14 +177,34 @@ def connected() -> Callable[[Sequence[Span]], bool]:
     return send
 
 
+def _keep_off_random_numbers() -> None:
+    """Give the exporter a random generator of its own.
+
+    It draws a pause before every export. Random numbers of the training program, which checkpoints save and restore,
+    must not depend on when a trace is sent.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("opentelemetry.exporter.otlp.") and getattr(module, "random", None) is random:
+            module.random = random.Random()  # type: ignore[attr-defined]  # noqa: S311 - not a secret
+
+
 def _of_sdk(traces: Sequence[Span]) -> Sequence[Any]:
     """Return the spans of the SDK. Its sampler, resource and limits come from the environment, as everywhere."""
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: PLC0415
 
+    class Ids(RandomIdGenerator):
+        """Those of the SDK are drawn from the generator of the program; one that is seeded would repeat them."""
+
+        def generate_span_id(self) -> int:
+            return secrets.randbelow(2**64 - 1) + 1
+
+        def generate_trace_id(self) -> int:
+            return secrets.randbelow(2**128 - 1) + 1
+
     found = InMemorySpanExporter()
-    provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+    provider = TracerProvider(resource=_resource(), shutdown_on_exit=False, id_generator=Ids())
     provider.add_span_processor(SimpleSpanProcessor(found))
     for each in traces:
         _add(each, provider.get_tracer("strata"), parent=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+
+from strata import tracing
+from strata.tracing import Span
 
 SCRIPT = """
 import os, signal
@@ -116,6 +120,17 @@ def test_a_killed_run_exports_its_recovery_and_its_checkpoints(collector: Collec
     for span in saved.values():
         assert children(collector, span) == ["stage", "write", "wait for ranks", "commit"]
     assert recovery.start_time_unix_nano < saved[8].start_time_unix_nano < saved[10].start_time_unix_nano
+
+
+def test_traces_draw_no_random_numbers_of_the_program(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+    for _ in range(2):
+        random.seed(7)
+        before = random.getstate()
+        assert tracing.connected()([Span(name="one", began_s=1.0, ended_s=2.0)])
+        assert random.getstate() == before
+    first, second = (span.trace_id for span, _ in collector.spans)
+    assert first != second
 
 
 def children(collector: Collector, parent: Any) -> list[str]:
