@@ -190,9 +190,10 @@ def _keep_off_random_numbers() -> None:
 
 def _of_sdk(traces: Sequence[Span]) -> Sequence[Any]:
     """Return the spans of the SDK. Its sampler, resource and limits come from the environment, as everywhere."""
-    from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: PLC0415
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator  # noqa: PLC0415
 
     class Ids(RandomIdGenerator):
         """Those of the SDK are drawn from the generator of the program; one that is seeded would repeat them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -206,8 +207,10 @@ def test_a_trial_gives_up_when_the_driver_is_gone(tmp_path: Path) -> None:
     in_a_process(tmp_path, FakeDriver(), work)
     links[0]._answer_s = 0.2
     links[0].report(2, (0.4,))
+    before = random.getstate()
     with pytest.raises(DriverLost, match=r"cannot reach the driver of the study at unix:.* for 0\.2 s"):
         links[0].answer()
+    assert random.getstate() == before, "a lost connection must not change the random numbers of the training program"
 
 
 def test_a_stranger_without_the_token_or_with_a_long_message_gets_no_order(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Connections between processes: addresses, gRPC channels, frames over plain sockets, tokens and TLS.
+"""Connections between processes: addresses, gRPC channels, frames over plain sockets, retries, tokens and TLS.
 
 Knows nothing of jobs or workers. Imports no other package of Strata, only the small modules at the bottom (`errors`,
 `lifecycle`, `scratch`).

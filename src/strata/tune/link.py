@@ -20,6 +20,7 @@ import tenacity
 from strata.errors import StrataError
 from strata.transport import sockets
 from strata.transport.addresses import parse_address
+from strata.transport.backoff import pauses
 from strata.tune import messages as m
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ ANSWER_S = 60.0
 """Longest wait for an answer, with new connections; then the process gives up."""
 CONNECT_S = 10.0
 """Longest wait for one connection, with its handshake."""
-RETRY_S = 0.2
-"""Longest pause between two tries to connect."""
+FIRST_RETRY_S, RETRY_S = 0.01, 0.2
+"""Longest pause after the first try to connect, and after any."""
 PEER_GONE_S = 20.0
 """Time after which a connection to a machine that vanished counts as broken."""
 _CHUNK_BYTES = 64 << 10
@@ -152,7 +153,7 @@ class Link:
         """Connect, and send what has no answer."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(OSError),
-            wait=tenacity.wait_random_exponential(multiplier=0.01, max=RETRY_S),
+            wait=pauses(FIRST_RETRY_S, RETRY_S),
             stop=tenacity.stop_after_delay(left_s),
             reraise=True,
         )

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import random
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -31,6 +30,7 @@ from strata.errors import (
     StrataError,
     Unauthenticated,
 )
+from strata.transport.backoff import pauses
 from strata.transport.channels import LONGEST_CONNECT_S, client_options
 from strata.v1 import session_pb2 as pb
 
@@ -102,15 +102,6 @@ class FramesAddress(NamedTuple):
 
     announced: str
     instance: str
-
-
-def pauses(first_s: float, longest_s: float) -> Callable[[tenacity.RetryCallState], float]:
-    """Return a wait strategy with exponential, random pauses. It uses its own random generator: a lost connection must
-    not change the random numbers of the training program.
-    """
-    most_s = tenacity.wait_exponential(multiplier=first_s, max=longest_s)
-    chance = random.Random()  # noqa: S311 - not a secret
-    return lambda state: chance.uniform(0.0, most_s(state))
 
 
 class SessionLink:

@@ -1,4 +1,4 @@
-"""The pauses between a client's attempts to reconnect."""
+"""Pauses between attempts to connect."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from strata.coordinator.client._link import pauses
+from strata.transport.backoff import pauses
 
 
 def test_pauses_grow_and_do_not_use_the_programs_random_generator() -> None:
