@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,13 @@ PROMISED = {
 }
 """Names that others read from `--json`."""
 BATCH_SIZE = 3
+
+
+@pytest.fixture(autouse=True)
+def log() -> Iterator[None]:
+    """Turn the log of this process on again: contenders, which usually have their own, turn off what peers log."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture
