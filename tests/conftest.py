@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -164,6 +165,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
+@pytest.fixture(autouse=True)
+def log_stays_on() -> Iterator[None]:
+    """Fail the test that turns the log off, instead of a later one of this process that reads it."""
+    yield
+    disabled = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    assert not disabled, f"the test left logging.disable({disabled}) behind; undo it"
 
 
 @pytest.fixture(scope="session")
