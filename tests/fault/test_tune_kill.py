@@ -31,6 +31,7 @@ pytest.importorskip("cloudpickle")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 LEASE = {"lease_s": 10.0, "heartbeat_s": 0.2, "suspicion_s": 2.0, "tick_s": 0.02}
 NUM_STEPS = 8
+HELD_STEP = 7
 NUM_EPOCHS = 40
 """Of the fit that is given the other worker, in growing_trainer.py."""
 STEPS_PER_EPOCH = 16
@@ -292,14 +293,16 @@ def test_a_coordinator_that_is_killed_twice_and_removes_a_trial_costs_a_study_no
     """A worker without its place at the coordinator exits and is lost, which is no failure of its configuration."""
     coordinator = CoordinatorProcess(nursery, tmp_path, lease=LEASE)
     coordinator.start()
-    program = sweep.start("--nnodes", "2", "--workers", "4", "--trials", "4", "--coordinator", coordinator.address)
+    common = ("--nnodes", "2", "--workers", "4", "--trials", "4")
+    program = sweep.start(*common, "--hold", "--coordinator", coordinator.address)
     sweep.wait_for_step(0, 1)
     coordinator.restart()
     sweep.wait_for_facts(e.StopSent, 1)
     coordinator.restart()
-    running = Study.load(sweep.path).state.running[0]
+    sweep._until(lambda: any(sweep.step(trial) == HELD_STEP - 1 for trial in range(4)), "a trial is held")
+    held = next(trial for trial in range(4) if sweep.step(trial) == HELD_STEP - 1)
     with CoordinatorClient(coordinator.address) as client:
-        client.drop_job(f"sweep.{running.number}", force=True, reason="to test what follows")
+        client.drop_job(f"sweep.{held}", force=True, reason="to test what follows")
     sweep._until(
         lambda: any(isinstance(fact, e.Lost) and "exit code 75" in fact.reason for fact in sweep.facts()),
         "the removed worker is lost",

@@ -14,6 +14,8 @@ import strata
 from strata import SearchSpace, TrainingOrchestrator
 
 NUM_STEPS = 8
+HELD_STEP = 7
+"""With `--hold`, no trial makes this step before the file `hurry` exists, so none ends earlier than a test wants."""
 
 
 class Counted:
@@ -30,8 +32,9 @@ class Counted:
 
 
 class Train:
-    def __init__(self, place):
+    def __init__(self, place, is_held):
         self.place = Path(place)
+        self.is_held = is_held
 
     def __call__(self, config, trial):
         with strata.init(every=1, saver="thread") as ctx:
@@ -44,6 +47,8 @@ class Train:
             for step in range(progress.step + 1, NUM_STEPS + 1):
                 if not (self.place / "hurry").exists():
                     time.sleep(0.2)
+                while self.is_held and step == HELD_STEP and not (self.place / "hurry").exists():
+                    time.sleep(0.02)
                 model.steps += 1
                 ctx.report(step=step, loss=config["x"] / step)
                 ctx.maybe_checkpoint({"model": model})
@@ -60,9 +65,10 @@ if __name__ == "__main__":
     parser.add_argument("--workers-per-trial", type=int, default=1)
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--engine", default="local")
+    parser.add_argument("--hold", action="store_true")
     given = parser.parse_args()
     study = TrainingOrchestrator(given.coordinator, hpt_mode=given.mode).tune(
-        Train(given.place),
+        Train(given.place, given.hold),
         space=SearchSpace().add_float("x", min=0.1, max=1),
         num_trials=given.trials,
         workers=given.workers,
