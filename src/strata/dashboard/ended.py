@@ -2,8 +2,8 @@
 
 The journal and the history are copied into a private directory when the page is opened, and replayed from there. So
 nothing in the run's directory is written or locked, the run can be resumed at any time, and an open page keeps showing
-the run as it was. Time stands still at the last record: nobody is late, and the ledger ends there. The workers of a run
-whose agent was killed are still members in its journal; none of them runs, so none is shown.
+the run as it was. Time stands still at the last record: no heartbeat is late, and the ledger ends there. The workers
+of a run whose agent was killed are still members in its journal; none of them runs, so none is shown.
 """
 
 from __future__ import annotations

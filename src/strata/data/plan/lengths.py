@@ -48,7 +48,7 @@ class RowLengths:
         """Decode lengths.
 
         Raises:
-            DataError: These are not the lengths of so many rows.
+            DataError: The number of lengths is not the number of rows.
         """
         try:
             num_bytes = zstandard.frame_content_size(data)
